@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import scaffpd as sp
+from experiments.datasets import school
 from experiments.tables import append_csv, markdown_table, read_csv
 from scaffpd.study.gains import ALONE, AVERAGE, FAIR, MODELS, PERSONAL
 from scaffpd.training.metrics import half_interval, worst_fifth
@@ -186,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     loaders = {
         "stations": lambda seed: sp.data.beijing_air(new=4, days=40, seed=seed),
-        "schools": lambda seed: sp.data.school(seed=seed, folder=given.data),
+        "schools": lambda seed: school(seed=seed, folder=given.data),
     }
     rows = study(loaders[given.what], given.seeds)
     given.out.mkdir(parents=True, exist_ok=True)

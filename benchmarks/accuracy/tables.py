@@ -6,9 +6,11 @@ part of scaffpd, schools and Adult are read from SCAFFPD_DATA. Nothing is downlo
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 import scaffpd as sp
-from scaffpd.data.datasets import data_file
+
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+
+from experiments.datasets import data_file, school
 
 Array = NDArray[np.float64]
 Rows = NDArray[np.intp]
@@ -173,7 +178,7 @@ def stations() -> Iterator[Split]:
 
 
 def schools() -> Iterator[Split]:
-    return (of_silos(sp.data.school(seed=s), False) for s in range(3))
+    return (of_silos(school(seed=s), False) for s in range(3))
 
 
 def adult() -> Iterator[Split]:

@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from scaffpd.data.datasets import data_root
+from experiments.datasets import data_root
 from scaffpd.errors import InputError
 
 Pixels = NDArray[np.uint8]

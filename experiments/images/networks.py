@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from experiments.datasets import data_root
 from experiments.images.loading import Folder
-from scaffpd.data.datasets import data_root
 from scaffpd.errors import unknown
 
 # EfficientNet-Lite0: (blocks, kernel, stride of the first block, expansion, channels out) of every

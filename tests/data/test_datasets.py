@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.io import savemat
 
-import scaffpd as sp
 from cases.refusals import refuses
+from experiments.datasets import adult, school
 from scaffpd.data import beijing_air, breast_cancer, digits, heart_disease, synthetic
 from scaffpd.data.hospitals import (
     COLUMNS,
@@ -270,7 +270,7 @@ def schools(tmp_path):
 
 
 def test_a_school_is_a_client(schools):
-    silos = sp.data.school(folder=schools)
+    silos = school(folder=schools)
     assert silos.features == tuple(f"column {k}" for k in range(1, 5))  # not the constant one
     sizes = [(len(y), len(b)) for (_, y), (_, b) in zip(silos.train, silos.test, strict=True)]
     assert sizes == [(7, 3), (14, 6), (22, 9)]
@@ -280,7 +280,7 @@ def test_a_school_is_a_client(schools):
 
 @real
 def test_the_real_schools():
-    silos = sp.data.school()
+    silos = school()
     assert (len(silos.names), len(silos.features)) == (139, 27)
     assert sum(len(y) for _, y in [*silos.train, *silos.test]) == 15_362
 
@@ -301,7 +301,7 @@ def person(age, occupation, sex, income):
 
 @pytest.fixture
 def people(tmp_path, monkeypatch):
-    monkeypatch.setattr("scaffpd.data.datasets.FEWEST", 2)
+    monkeypatch.setattr("experiments.datasets.FEWEST", 2)
     train = [
         *(person(20, "Sales", "Male", "<=50K"), person(60, "Sales", "Female", ">50K")),
         *(person(30, "Tech", "Male", ">50K"), person(40, "Tech", "Male", "<=50K")),
@@ -316,7 +316,7 @@ def people(tmp_path, monkeypatch):
 
 
 def test_clients_are_the_values_of_a_column(people, monkeypatch):
-    silos = sp.data.adult(folder=people)
+    silos = adult(folder=people)
     assert silos.names == ("Sales", "Tech")  # unknown values and small groups are left out
     assert [y.tolist() for _, y in silos.train] == [[0, 1], [1, 0]]
     assert [y.tolist() for _, y in silos.test] == [[0], [1]]
@@ -326,15 +326,15 @@ def test_clients_are_the_values_of_a_column(people, monkeypatch):
     female = silos.features.index("sex=Female")
     assert silos.test[1][0][0, female] > 0 > silos.test[0][0][0, female]
     monkeypatch.setenv("SCAFFPD_DATA", str(people))
-    assert sp.data.adult(by="native-country").names == ("Peru",)
+    assert adult(by="native-country").names == ("Peru",)
 
 
 @real
 def test_the_real_people():
-    silos = sp.data.adult()
+    silos = adult()
     assert (len(silos.names), sum(len(y) for _, y in silos.train)) == (13, 30709)
     sizes = {n: len(y) for n, (_, y) in zip(silos.names, silos.train, strict=True)}
-    countries = sp.data.adult(by="native-country")
+    countries = adult(by="native-country")
     assert len(countries.names) == 8
     assert min(sizes.values()) >= 100
 
@@ -350,10 +350,10 @@ def test_the_real_people():
         ("seed-out-of-range", lambda place: synthetic(seed=0.5)),
         ("client-of-one-row", lambda place: held_out(np.ones(1), 0.5, None)),
         ("no-such-stations", lambda place: beijing_air(new=13)),
-        ("data-folder-not-named", lambda place: sp.data.school()),
-        ("data-folder-missing", lambda place: sp.data.school(folder=place / "nowhere")),
-        ("data-file-missing", lambda place: sp.data.adult(folder=place)),
-        ("data-file-damaged", lambda place: sp.data.school(folder=place)),
+        ("data-folder-not-named", lambda place: school()),
+        ("data-folder-missing", lambda place: school(folder=place / "nowhere")),
+        ("data-file-missing", lambda place: adult(folder=place)),
+        ("data-file-damaged", lambda place: school(folder=place)),
     ],
 )
 def test_what_cannot_be_loaded(code, load, tmp_path, monkeypatch):

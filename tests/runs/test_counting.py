@@ -103,7 +103,7 @@ def test_counts_with_exposures_have_their_likelihood(tmp_path, rows):
     best = minimize(against, np.zeros(3), method="BFGS", options={"gtol": 1e-9}).x
     assert name == "log_e"
     assert found == pytest.approx(best, abs=1e-4)
-    with refuses("weights-not-linear"):
+    with refuses("weights-with-noise"):
         private = {"data": {**PLAIN, "file": [table], **asked}, "privacy": {"epsilon": 1.0}}
         prepare(RunConfig.of(private, table))
 

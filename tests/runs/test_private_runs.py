@@ -194,11 +194,6 @@ def test_what_cannot_be_private_is_refused(tmp_path, tables, sentence):
     assert sentence in str(caught.value)
 
 
-def test_no_path_and_no_network_without_a_word_on_smoothness(tmp_path):
-    settings = config(tmp_path)
+def test_no_path(tmp_path):
     with refuses("path-with-privacy"):
-        walkable(settings)
-    network = config(tmp_path, model={"network": "networks:small"})
-    assert network.privacy.radius is None
-    with pytest.raises(InputError, match="public smoothness"):
-        network.private_model(sp.Linear("logistic"), [network.method])
+        walkable(config(tmp_path))

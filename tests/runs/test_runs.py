@@ -15,7 +15,6 @@ import scaffpd as sp
 from cases.reference import reference_optimum
 from cases.refusals import refuses
 from cases.runs import Nobody, asked, patients, trained
-from scaffpd.errors import InputError
 from scaffpd.federation import ClientScores
 from scaffpd.run import path as walking
 from scaffpd.run.compared import comparison_record, problem_of
@@ -137,28 +136,6 @@ def test_a_tol_that_cannot_be_certified_is_refused_only_where_it_was_asked_for(t
         run(asked(file, model={"l2": 0.0}, training={"tol": 1e-3}), tmp_path / "other")
 
 
-def test_networks_and_data_from_functions(tmp_path):
-    (tmp_path / "mine.py").write_text(
-        "import numpy as np, torch\n"
-        "def clients():\n"
-        "    r = np.random.default_rng(0)\n"
-        "    def pair(n): X = r.normal(size=(n, 3)); return X, (X[:, 0] > 0).astype(int)\n"
-        "    return {'a': pair(40), 'b': pair(30)}, {'a': pair(10), 'b': pair(10)}\n"
-        "def network():\n"
-        "    torch.manual_seed(0)\n"
-        "    layers = torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)\n"
-        "    return torch.nn.Sequential(*layers)\n"
-    )
-    (tmp_path / "c.toml").write_text(
-        '[data]\nentry = "mine:clients"\n[model]\nnetwork = "mine:network"\n'
-        '[algorithm]\nkind = "Fair"\nlocal_steps = 3\n[training]\nrounds = 4\n'
-    )
-    models, _ = run(RunConfig.read(tmp_path / "c.toml"), tmp_path / "run")
-    assert models[-1].result.rounds == 4
-    again, _ = run(RunConfig.read(tmp_path / "run" / "config.toml"), tmp_path / "again")
-    assert np.array_equal(again[-1].result.x, models[-1].result.x)
-
-
 def test_a_path_has_its_knee_and_keeps_that_model(tmp_path):
     config = RunConfig.of(
         {"data": {"source": "hospitals", "test": 0.3}, "path": {"points": 4}}, "hospitals"
@@ -271,51 +248,6 @@ def test_a_fresh_start_leaves_nothing_of_the_old_run(tmp_path):
     left = {p.name for p in (tmp_path / "run").iterdir()}
     assert left == {"config.toml", "checkpoint", "lock"}
     assert not list((tmp_path / "run" / "checkpoint").iterdir())
-
-
-def test_settings_of_functions_are_found_again_from_any_folder(tmp_path):
-    (tmp_path / "code").mkdir()
-    (tmp_path / "code" / "mine.py").write_text(
-        "import numpy as np\n"
-        "def clients():\n"
-        "    r = np.random.default_rng(0)\n"
-        "    return {n: (r.normal(size=(20, 2)), r.integers(0, 2, 20)) for n in 'ab'}\n"
-    )
-    (tmp_path / "code" / "c.toml").write_text(
-        '[data]\nentry = "mine:clients"\n[training]\nrounds = 1\ntol = 0\n'
-    )
-    run(RunConfig.read(tmp_path / "code" / "c.toml"), tmp_path / "one")
-    run(RunConfig.read(tmp_path / "one" / "config.toml"), tmp_path / "two")
-    run(RunConfig.read(tmp_path / "two" / "config.toml"), tmp_path / "three")
-    with pytest.raises(InputError, match=r"Unknown key in \[data\]"):
-        RunConfig.read(tmp_path / "one" / "config.toml", {"data": {"test": 0.5}})
-
-
-def test_what_entries_return_is_checked(tmp_path):
-    (tmp_path / "bad.py").write_text(
-        "def one(): return 3\ndef two(): return {'a': (1, 2, 3)}\ndef three(): return {}\n"
-    )
-    for name in ("one", "two", "three"):
-        (tmp_path / "c.toml").write_text(f'[data]\nentry = "bad:{name}"\n')
-        with refuses("entry-of-other-type"):
-            prepare(RunConfig.read(tmp_path / "c.toml"))
-
-
-def test_held_out_labels_do_not_change_the_task(tmp_path):
-    (tmp_path / "own.py").write_text(
-        "import numpy as np\n"
-        "X, y = np.arange(8.0)[:, None], np.arange(8) % 2\n"
-        "def right(): return {'a': (X, y), 'b': (X, y)}, {'a': (X, y + 1), 'b': (X[:0], [])}\n"
-        "def wrong(): return {'a': (X, y), 'b': (X, y)}, {'a': (X, y), 'b': (X, y + 0.0)}\n"
-    )
-    (tmp_path / "c.toml").write_text('[data]\nentry = "own:right"\n')
-    found = prepare(RunConfig.read(tmp_path / "c.toml"))
-    assert (found.task, found.labels) == ("classification", ("0", "1", "2"))
-    (tmp_path / "c.toml").write_text('[data]\nentry = "own:wrong"\n')
-    with refuses("held-out-labels-not-whole"):
-        prepare(RunConfig.read(tmp_path / "c.toml"))
-    (tmp_path / "c.toml").write_text('[data]\nentry = "own:wrong"\ntask = "regression"\n')
-    assert prepare(RunConfig.read(tmp_path / "c.toml")).task == "regression"
 
 
 def test_methods_are_compared_on_a_table_as_it_is_trained_on(tmp_path):

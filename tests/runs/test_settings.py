@@ -83,7 +83,6 @@ def test_changes_take_the_place_of_what_the_file_says(tmp_path):
         ("rounds = 7", '[algorithm]\nkind = "ScaffPd"', "unknown-name"),
         ("rounds = 7", '[algorithm]\nkind = "json:dumps"', "wrong-class"),
         ("rounds = 7", '[algorithm]\nkind = "nowhere:A"', "entry-not-found"),
-        ("rounds = 7", '[model]\nnetwork = "n:f"\nkappa = 3.0', "kappa-with-network"),
         ('name = "patients"', "name = ", "settings-not-toml"),
         ('name = "patients"', 'silos = ["a"]', "other-settings-file"),
     ],

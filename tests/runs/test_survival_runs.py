@@ -124,7 +124,7 @@ def test_what_cannot_be_a_time_or_an_event_is_refused(place):
     write(rows)
     assert refusal(LINE.replace("--event died", "")) == "time-and-event"
     assert refusal(f"{LINE} --target age") == "time-and-target"
-    assert refusal(f"{LINE} --epsilon 3") == "cox-private-or-network"
+    assert refusal(f"{LINE} --epsilon 3") == "private-cox"
     assert refusal(LINE.replace("--time days", "--time sex")) == "texts-for-numbers"
     assert refusal(f"{LINE} --entry days") in ("entry-after-time", "time-and-event")
 

@@ -8,18 +8,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from scaffpd.data.datasets import adult as adult
     from scaffpd.data.datasets import beijing_air as beijing_air
     from scaffpd.data.datasets import breast_cancer as breast_cancer
     from scaffpd.data.datasets import digits as digits
-    from scaffpd.data.datasets import school as school
     from scaffpd.data.datasets import synthetic as synthetic
     from scaffpd.data.hospitals import heart_disease as heart_disease
     from scaffpd.data.partition import dirichlet as dirichlet
     from scaffpd.data.silos import Silos as Silos
 
 _NAMES = {
-    "datasets": "adult beijing_air breast_cancer digits school synthetic",
+    "datasets": "beijing_air breast_cancer digits synthetic",
     "hospitals": "heart_disease",
     "partition": "dirichlet",
     "silos": "Silos",

@@ -1,4 +1,4 @@
-r"""Tabular data sets: synthetic ones, those of scikit-learn, and those with natural clients.
+r"""Tabular data sets: a synthetic one, those of scikit-learn, and stations in Beijing.
 
 `synthetic` is the paper's problem (section "Results on Synthetic Datasets"; N=5, d=10, m=100), of
 clients whose optimal x differ by δ_i, a concept shift:
@@ -7,24 +7,17 @@ clients whose optimal x differ by δ_i, a concept shift:
 
 Its μ is not part of the data: it is the model's `l2`. `breast_cancer` and `digits` are
 scikit-learn's, cut into clients by label skew. `beijing_air` is part of the package
-(`files/beijing_air/README.md` names its source and licence: CC BY 4.0, DOI 10.24432/C5RK5G). For
-the others put `adult/adult.data.csv.gz` and `adult/adult.test.csv.gz` (the UCI files with a header
-row, gzipped), or `school/school.mat`, into a folder and name it by `folder=` or the environment
-variable SCAFFPD_DATA.
+(`files/beijing_air/README.md` names its source and licence: CC BY 4.0, DOI 10.24432/C5RK5G).
 """
 
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import lzma
-import os
-from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -32,7 +25,6 @@ from numpy.typing import NDArray
 
 from scaffpd.data.partition import dirichlet
 from scaffpd.data.silos import (
-    Client,
     Labels,
     Matrix,
     Silos,
@@ -41,7 +33,7 @@ from scaffpd.data.silos import (
     held_out,
     standardised,
 )
-from scaffpd.errors import InputError, count, not_installed, real, unknown
+from scaffpd.errors import InputError, count, not_installed, real
 
 Regression = tuple[NDArray[np.float64], NDArray[np.float64]]
 
@@ -236,121 +228,3 @@ def _daily() -> tuple[NDArray[np.str_], NDArray[np.datetime64], Matrix, Matrix]:
     pm25 = np.array([float(row["pm25"]) for row in rows])
     X = np.column_stack([*weather.values(), *made]).astype(np.float64)
     return np.array([row["station"] for row in rows]), dates, X, np.log1p(pm25)
-
-
-def school(
-    test_fraction: float = 0.3, seed: int = 0, folder: str | os.PathLike[str] | None = None
-) -> Silos:
-    """Load 139 schools in London, 15,362 students: predict an exam score from 27 columns.
-
-    Score and columns are standardised by the training rows. The file is that of the Inner London
-    Education Authority as papers on multi-task learning use it (MALSAR): `X` and `Y`, a cell of
-    (n_i, 28) and (n_i, 1) per school; its constant column is left out.
-
-    Args:
-        test_fraction: share of each school's students held out.
-        seed: the same seed, the same split.
-        folder: where `school/school.mat` is; by default SCAFFPD_DATA.
-    """
-    fraction = checked_fraction("school", test_fraction)
-    random = generator("school", seed)
-    from scipy.io import loadmat  # half a second
-
-    file = data_file(folder, "school/school.mat")
-    try:
-        cells = loadmat(file)
-        pairs = [
-            (np.asarray(X, float), np.ravel(y).astype(float))
-            for X, y in zip(cells["X"].ravel(), cells["Y"].ravel(), strict=True)
-        ]
-    except (KeyError, ValueError, TypeError, NotImplementedError):
-        raise InputError(
-            "data-file-damaged", f"{str(file)!r} has no cell of X and Y per school."
-        ) from None
-    varies = np.ptp(np.concatenate([X for X, _ in pairs]), axis=0) > 0
-    parts: list[list[Client]] = [[], []]
-    for X, y in pairs:
-        rows = random.permutation(len(y))
-        cut = max(1, len(y) - round(fraction * len(y)))
-        for part, chosen in zip(parts, (rows[:cut], rows[cut:]), strict=True):
-            part.append((X[chosen][:, varies], y[chosen]))
-    scale = float(np.concatenate([y for _, y in parts[0]]).std())
-    parts = [[(X, y / scale) for X, y in part] for part in (parts if fraction else parts[:1])]
-    names = tuple(f"school {k}" for k in range(1, len(pairs) + 1))
-    columns = tuple(f"column {k}" for k in np.flatnonzero(varies) + 1)
-    return standardised(names, parts, columns, centred=True)
-
-
-NUMBERS = ("age", "education-num", "capital-gain", "capital-loss", "hours-per-week")
-CATEGORIES = ("workclass", "marital-status", "occupation", "relationship", "race", "sex")
-GROUPS = (*CATEGORIES, "native-country")  # the country is not a feature: most values are rare
-TARGET = "classification"
-FEWEST = 100  # rows of a client: the armed forces have nine
-
-
-def adult(by: str = "occupation", folder: str | os.PathLike[str] | None = None) -> Silos:
-    """Load Adult: 32,561 people to train on and 16,281 to test on; label 1: over 50,000 dollars.
-
-    Columns are standardised by the training rows.
-
-    Args:
-        by: the column whose values are the clients; it is not a feature then. Unknown values and
-            those with fewer than 100 people to train on are left out: by "native-country", eight
-            countries remain.
-        folder: where the data is; by default SCAFFPD_DATA.
-    """
-    if by not in GROUPS:
-        raise unknown("column", by, GROUPS)
-    train, test = (_people(data_file(folder, f"adult/adult.{p}.csv.gz")) for p in ("data", "test"))
-    sizes = Counter(row[by] for row in train)
-    names = tuple(sorted(g for g, number in sizes.items() if g != "?" and number >= FEWEST))
-    levels = {c: sorted({row[c] for row in train}) for c in CATEGORIES if c != by}
-    features = (*NUMBERS, *(f"{c}={level}" for c, values in levels.items() for level in values))
-    parts = [[_client(rows, by, name, levels) for name in names] for rows in (train, test)]
-    return standardised(names, parts, features)
-
-
-def _people(file: Path) -> list[dict[str, str]]:
-    """Read the rows of one file by column, or refuse it with one sentence."""
-    try:
-        with gzip.open(file, "rt", encoding="utf-8") as text:
-            rows = list(csv.DictReader(text, skipinitialspace=True))
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise InputError("data-file-damaged", f"{str(file)!r} cannot be read: {error}.") from None
-    if not rows or not {*NUMBERS, *GROUPS, TARGET} <= rows[0].keys():
-        raise InputError("data-file-damaged", f"{str(file)!r} is not UCI's file with a header row.")
-    return rows
-
-
-def _client(
-    rows: Sequence[dict[str, str]], by: str, name: str, levels: dict[str, list[str]]
-) -> Client:
-    own = [row for row in rows if row[by] == name]
-    numbers = np.array([[float(row[c]) for c in NUMBERS] for row in own])
-    hot = [
-        np.array([row[c] for row in own])[:, None] == np.array(values)
-        for c, values in levels.items()
-    ]
-    X: Matrix = np.hstack([numbers, *hot]).astype(np.float64)
-    return X, np.array([row[TARGET].startswith(">50K") for row in own]).astype(np.int64)
-
-
-def data_root(folder: str | os.PathLike[str] | None, name: str) -> Path:
-    """Return the folder that `folder`, or else SCAFFPD_DATA, names."""
-    root = folder or os.environ.get("SCAFFPD_DATA")
-    if not root:
-        raise InputError(
-            "data-folder-not-named",
-            f"{name} is not part of the package: name its folder by folder= or SCAFFPD_DATA.",
-        )
-    if not Path(root).is_dir():
-        raise InputError("data-folder-missing", f"There is no data folder {str(root)!r}.")
-    return Path(root)
-
-
-def data_file(folder: str | os.PathLike[str] | None, name: str) -> Path:
-    """Return a file such as "school/school.mat" in the data folder."""
-    file = data_root(folder, name) / name
-    if not file.is_file():
-        raise InputError("data-file-missing", f"There is no file {str(file)!r}.")
-    return file

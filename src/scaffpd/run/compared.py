@@ -34,10 +34,8 @@ def problem_of(config: RunConfig, seeds: Sequence[int]) -> Problem:
     """Return what methods are compared on: a run's clients, with other held-out rows by seed."""
     from scaffpd.study.comparison import Problem  # which training does without
 
-    if config.model.network is not None or config.privacy is not None:
-        raise InputError(
-            "compare-not-linear", "compare takes linear models without differential privacy."
-        )
+    if config.privacy is not None:
+        raise InputError("compare-with-noise", "compare takes models without differential privacy.")
     if config.table is not None and config.table.curves == AUTO:  # methods of first order crawl
         lines = config.table.model_copy(update={"curves": "off"})
         config = config.model_copy(update={"data": lines})

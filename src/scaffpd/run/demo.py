@@ -140,7 +140,7 @@ def stations(
     found: list[Joining] = []
     with one_thread():
         cohort = Cohort(first.train, first.model, first.names, test=first.test)
-        own = Cohort(first.train, Personal(first.linear), first.names, test=first.test)
+        own = Cohort(first.train, Personal(first.model), first.names, test=first.test)
         sizes = [len(y) for _, y in first.train]
         goals: list[tuple[str, str, Objective, Cohort]] = [
             (AVERAGE, "before", Average(), cohort),
@@ -157,7 +157,7 @@ def stations(
                 joining(
                     problem.train,
                     problem.test,
-                    problem.linear,
+                    problem.model,
                     FAIRLY,
                     names=problem.names,
                     block=WEEK,

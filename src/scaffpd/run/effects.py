@@ -9,7 +9,7 @@ import numpy as np
 from scaffpd.algorithms.evidence import INTERCEPT
 from scaffpd.data.tabular.agree import encoded_features
 from scaffpd.data.tabular.columns import CATEGORY
-from scaffpd.models import Linear, Personal
+from scaffpd.models import Personal
 from scaffpd.run.prepare import Prepared
 from scaffpd.run.settings.run import RunConfig
 from scaffpd.study.coefficients import CoefficientTable, coefficients, level_contrast
@@ -30,7 +30,6 @@ def effects(config: RunConfig, prepared: Prepared) -> CoefficientTable | None:
     schema = prepared.schema
     if (
         schema is None
-        or not isinstance(model, Linear)
         or model.loss == "softmax"
         or config.privacy is not None
         or prepared.numbers > NUMBERS

@@ -170,9 +170,7 @@ def _model(one: Trained, prepared: Prepared) -> bytes:
     x = found.x if found.personal is None else np.stack([found.x, *found.personal])
     x = np.ascontiguousarray(prepared.in_units(x))
     setup = prepared.setup(one.algorithm)
-    if setup is None:
-        return save_tensors({"x": x}, prepared.metadata())
-    return model_bytes(x, setup, owners)
+    return save_tensors({"x": x}) if setup is None else model_bytes(x, setup, owners)
 
 
 def _lasting(text: str) -> dict[str, object] | None:

@@ -1,8 +1,7 @@
-"""Data and model of a run: from a table, a data set known by name, or a function."""
+"""Data and model of a run: from a table, or a data set known by name."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -12,7 +11,6 @@ from numpy.typing import NDArray
 
 from scaffpd.algorithms import Fair
 from scaffpd.algorithms.evidence import INTERCEPT
-from scaffpd.data import Silos
 from scaffpd.data.tabular.agree import Schema, encoded_features, features
 from scaffpd.data.tabular.clients import Clients, plainly, read_clients
 from scaffpd.data.tabular.columns import CATEGORY, NUMBER
@@ -26,23 +24,19 @@ from scaffpd.data.tabular.settings import (
 )
 from scaffpd.errors import InputError, unknown
 from scaffpd.federation import ClientScores, Vector
-from scaffpd.models import Linear, Module, Personal, regulariser
+from scaffpd.models import Linear, Personal, regulariser
 from scaffpd.numbers import several
 from scaffpd.privacy.counts import SHARE, PrivateCounting
 from scaffpd.privacy.noise import secret_bytes
 from scaffpd.run.pairs import with_pairs
-from scaffpd.run.settings.methods import load
 from scaffpd.run.settings.model_file import Setup
 from scaffpd.run.settings.run import RunConfig
-from scaffpd.run.settings.tables import AUTO, PRIVATE, EntrySettings, SourceSettings
+from scaffpd.run.settings.tables import AUTO, PRIVATE, SourceSettings
 from scaffpd.training.cohort import Cohort
 
 Pair = tuple[Any, Any]
 FLAT = 1e-6  # ridge of an intercept: it changes nothing, and the certificate needs one everywhere
 SHOWN = 20  # names of columns in a sentence
-WANTED = (
-    "clients as a mapping from names to (X, y), or two such mappings, the second of held-out rows"
-)
 LOSS = {
     "logistic": "logistic regression",
     "softmax": "softmax regression",
@@ -57,7 +51,7 @@ class Prepared:
     names: tuple[str, ...]  # the clients
     train: list[Pair] = field(repr=False)  # their (X, y)
     test: list[Pair] = field(repr=False)  # the same of held-out rows; empty where there are none
-    model: Linear | Module
+    model: Linear
     task: str  # "classification", "regression" or "survival"
     labels: tuple[str, ...]  # of the classes, in the order of their numbers
     about: str  # the data in a phrase
@@ -93,12 +87,6 @@ class Prepared:
         return self.task in (CLASSIFICATION, SURVIVAL)
 
     @property
-    def linear(self) -> Linear:
-        """The model, where it is linear."""
-        assert isinstance(self.model, Linear)
-        return self.model
-
-    @property
     def numbers(self) -> int:
         """Rows × columns to train on."""
         return sum(X.shape[0] * X.shape[1] for X, _ in self.train)
@@ -127,11 +115,11 @@ class Prepared:
         own = self.differing(config.model.personal)
         kappa = config.model.kappa
         if own is None or isinstance(kappa, str):
-            return Personal(self.linear, kappa, own)
-        width = len(self.columns) + self.linear.intercept
+            return Personal(self.model, kappa, own)
+        width = len(self.columns) + self.model.intercept
         each = np.full(width, np.inf)  # a model's file has strengths only
         each[[-1 if j == INTERCEPT else int(j) for j in own]] = kappa
-        return Personal(self.linear, each.tolist())
+        return Personal(self.model, each.tolist())
 
     def differing(self, names: Sequence[str]) -> list[int | str] | None:
         """Return the encoded columns of those named, and "intercept"; `None` for all."""
@@ -154,7 +142,7 @@ class Prepared:
         found = replace(found, loss=found.loss - regulariser(cohort.model, x))
         if self.upwards:
             return found
-        if isinstance(self.model, Linear) and self.model.loss == "poisson":
+        if self.model.loss == "poisson":
             rows = self.train if split == "train" else self.test
             model = self.model
             models = cohort.own_models(x)
@@ -169,7 +157,7 @@ class Prepared:
 
     def setup(self, algorithm: str) -> Setup | None:
         """Describe what the parameters expect of a row; `None` where the rows are no table."""
-        if self.schema is None or not isinstance(self.model, Linear):
+        if self.schema is None:
             return None
         model = {"kind": "linear", "loss": self.model.loss, "intercept": self.model.intercept}
         if self.model.classes is not None:
@@ -178,24 +166,9 @@ class Prepared:
             model["exposure"] = list(self.exposure)
         return Setup(algorithm, model, dict(self.schema), self.mean, self.deviation)
 
-    def metadata(self) -> dict[str, str]:
-        """Describe what a network expects of a row of a table, and what its outputs mean."""
-        about = {
-            "unit": repr(self.unit),
-            "centre": repr(self.centre),
-            "labels": json.dumps(self.labels),
-        }
-        if self.schema is None:
-            return about
-        scale = {
-            "mean": json.dumps(self.mean.tolist()),
-            "deviation": json.dumps(self.deviation.tolist()),
-        }
-        return about | {"schema": json.dumps(self.schema), **scale}
-
     def in_units(self, x: NDArray[Any]) -> NDArray[Any]:
         """Convert parameters, of one model or of several, to the units of the target's file."""
-        if self.upwards or not isinstance(self.model, Linear) or self.model.loss == "poisson":
+        if self.upwards or self.model.loss == "poisson":
             return x
         scaled = x * self.unit
         if self.model.intercept:
@@ -203,12 +176,10 @@ class Prepared:
         return scaled
 
 
-def described(model: Any) -> str:
+def described(model: Linear) -> str:
     """Describe a model in a phrase."""
-    if isinstance(model, Linear):
-        ridge = "by evidence" if model.l2 == AUTO else f"{np.max(model.l2):g}"
-        return f"{LOSS[model.loss]}, ridge {ridge}{'' if model.intercept else ', no intercept'}"
-    return repr(model)
+    ridge = "by evidence" if model.l2 == AUTO else f"{np.max(model.l2):g}"
+    return f"{LOSS[model.loss]}, ridge {ridge}{'' if model.intercept else ', no intercept'}"
 
 
 def prepare(config: RunConfig, seed: int | None = None, secret: bytes | None = None) -> Prepared:
@@ -220,13 +191,9 @@ def prepare(config: RunConfig, seed: int | None = None, secret: bytes | None = N
         secret: what the noise of a private run's thresholds is drawn from; a new one if left out.
     """
     seed = config.training.seed if seed is None else seed
-    match config.data:
-        case TableSettings() as source:
-            return _from_file(config, source, seed, secret)
-        case SourceSettings() as source:
-            return _from_source(config, source, seed)
-        case EntrySettings() as source:
-            return _from_entry(config, source)
+    if isinstance(config.data, TableSettings):
+        return _from_file(config, config.data, seed, secret)
+    return _from_source(config, config.data, seed)
 
 
 def _from_file(
@@ -245,9 +212,9 @@ def _from_file(
     model = _weighted(config, source, found, len(labels))
     targets = [own.train[1] for own in found.encoded]
     numbers = task == REGRESSION and source.task != COUNTS
-    unit, centre = _target_scale(targets, config) if numbers else (1.0, 0.0)
+    unit, centre = _target_scale(targets) if numbers else (1.0, 0.0)
     train, test = _rows(found, unit, centre)
-    if isinstance(model, Linear) and config.privacy is None and task != SURVIVAL:
+    if config.privacy is None and task != SURVIVAL:
         found = with_pairs(found, train, model, source.pairs)
         model = _weighted(config, source, found, len(labels))
         train, test = _rows(found, unit, centre)
@@ -280,7 +247,7 @@ def _from_file(
 def _private(config: RunConfig, counts: PrivateCounting | None) -> list[str]:
     """Say what a private run does otherwise."""
     remarks = []
-    if config.privacy is not None and config.model.l2 == AUTO and config.model.network is None:
+    if config.privacy is not None and config.model.l2 == AUTO:
         remarks.append(f"With noise l2 is {PRIVATE:g}: setting it by evidence would cost ε.")
     if counts is not None:
         remarks.append(
@@ -305,9 +272,7 @@ def _rows(found: Clients, unit: float, centre: float) -> tuple[list[Pair], list[
     return [scaled(own.train) for own in found.encoded], test
 
 
-def _weighted(
-    config: RunConfig, source: TableSettings, found: Clients, classes: int
-) -> Linear | Module:
+def _weighted(config: RunConfig, source: TableSettings, found: Clients, classes: int) -> Linear:
     """Make the model of a table, with its weights and exposures."""
     groups = [feature.group for feature in encoded_features(found.schema)]
     if source.time is not None:
@@ -315,18 +280,16 @@ def _weighted(
     made = _model(config, source.task or found.schema["task"], classes, groups)
     if source.weight is None and source.offset is None:
         return made
-    if not isinstance(made, Linear) or config.privacy is not None:
-        raise InputError(
-            "weights-not-linear", "--weight and --offset need a linear model without noise."
-        )
+    if config.privacy is not None:
+        raise InputError("weights-with-noise", "--weight and --offset need a model without noise.")
     return replace(made, weighted=source.weight is not None, exposed=source.offset is not None)
 
 
 def _cox(config: RunConfig, found: Clients, groups: Sequence[str], weighted: bool) -> Linear:
     """Make the model of times to an event; dates of entry have become times."""
-    if config.privacy is not None or config.model.network is not None:
+    if config.privacy is not None:
         raise InputError(
-            "cox-private-or-network",
+            "private-cox",
             "--time and --event go with linear models without noise: every row is in the risk sets "
             "of others, so that none has a gradient of its own to clip.",
         )
@@ -339,15 +302,14 @@ def _curved(config: RunConfig) -> bool:
     """Return whether numbers have curves unasked: thresholds are values of rows, which ε would have
     to cover, and methods of first order are slow on steps.
     """
-    plain = config.privacy is None and config.model.network is None
-    return plain and isinstance(config.method, Fair)
+    return config.privacy is None and isinstance(config.method, Fair)
 
 
-def _target_scale(targets: Sequence[Vector], config: RunConfig) -> tuple[float, float]:
-    """Return deviation and mean of the target; without an intercept, the mean is taken as zero."""
+def _target_scale(targets: Sequence[Vector]) -> tuple[float, float]:
+    """Return deviation and mean of the target."""
     parts = [y if y.ndim == 1 else y[:, 0] for y in targets]
     n = sum(map(len, parts))
-    centre = sum(float(y.sum()) for y in parts) / n if not config.model.network else 0.0
+    centre = sum(float(y.sum()) for y in parts) / n
     squares = sum(float(((y - centre) ** 2).sum()) for y in parts) / n
     return (squares**0.5 if squares > 0 else 1.0), centre
 
@@ -378,82 +340,31 @@ def _from_source(config: RunConfig, data: SourceSettings, seed: int) -> Prepared
         raise unknown("data set", name, NAMES)
     made = problem(name, test=data.test)
     silos = made.silos(seed)
-    rows = sum(len(y) for _, y in [*silos.train, *silos.test])
-    about = f"{made.name}: {rows} rows, {len(silos.features)} columns"
-    word = "hospital" if name == "hospitals" else "client"
-    return _of_silos(config, silos, about, None, word)
-
-
-def _from_entry(config: RunConfig, data: EntrySettings) -> Prepared:
-    entry = data.entry
-    silos = load(config.code_folder, entry)
-    if not isinstance(silos, Silos):
-        parts = silos if isinstance(silos, tuple) else (silos,)
-        if not 1 <= len(parts) <= 2 or not all(
-            isinstance(part, Mapping) and part for part in parts
-        ):
-            raise InputError("entry-of-other-type", f"The entry {entry!r} must return {WANTED}.")
-        names, *others = (tuple(map(str, part)) for part in parts)
-        if others and others[0] != names:
-            raise InputError(
-                "entry-clients-differ",
-                f"The entry {entry!r} must return held-out rows of the same clients, "
-                "in the same order.",
-            )
-        train, test = (list(part.values()) for part in (*parts, {})[:2])
-        silos = Silos(names, train, test, ())
-    return _of_silos(config, silos, entry, data.task)
-
-
-def _of_silos(
-    config: RunConfig, silos: Silos, about: str, asked: str | None, word: str = "client"
-) -> Prepared:
-    """Distinguish labels from numbers by their type, unless a task is asked for."""
-    try:
-        train, test = (
-            [t for _, y in part if (t := np.asarray(y).ravel()).size]
-            for part in (silos.train, silos.test)
-        )
-        kind = np.concatenate(train).dtype.kind
-    except (TypeError, ValueError):
-        raise InputError("entry-of-other-type", f"{about!r} must return {WANTED}.") from None
-    labelled = kind in "iub" and asked not in (REGRESSION, COUNTS)
-    if labelled and any(y.dtype.kind not in "iub" for y in test):
-        raise InputError(
-            "held-out-labels-not-whole",
-            "Held-out labels must be whole numbers, as those to train on are.",
-        )
-    classes = int(max(y.max() for y in [*train, *test])) + 1 if labelled else 0
+    targets = [y for _, y in [*silos.train, *silos.test]]
+    about = f"{made.name}: {sum(map(len, targets))} rows, {len(silos.features)} columns"
+    labelled = targets[0].dtype.kind in "iub"  # labels are whole numbers, by their type
+    classes = silos.classes if labelled else 0
     task = CLASSIFICATION if labelled else REGRESSION
     return Prepared(
         silos.names,
         silos.train,
         silos.test,
-        _model(config, asked or task, classes, range(silos.train[0][0].shape[1])),
+        _model(config, task, classes, range(len(silos.features))),
         task,
         tuple(map(str, range(classes))),
         about,
-        word,
+        "hospital" if name == "hospitals" else "client",
         features=silos.features,
     )
 
 
-def _model(
-    config: RunConfig, task: str, classes: int, groups: Sequence[str | int]
-) -> Linear | Module:
-    """Make the model whose loss goes by the task; a network has an output for every class.
-
-    Strengths are those of `groups` of columns.
-    """
+def _model(config: RunConfig, task: str, classes: int, groups: Sequence[str | int]) -> Linear:
+    """Make the model whose loss goes by the task; strengths are those of `groups` of columns."""
     l2 = config.model.l2
     if classes:
-        loss = "logistic" if classes == 2 and config.model.network is None else "softmax"
+        loss = "logistic" if classes == 2 else "softmax"
     else:
         loss = "poisson" if task == COUNTS else "squared"
-    if config.model.network is not None:
-        network = load(config.code_folder, config.model.network)
-        assert not isinstance(l2, str)  # settings give a network none but its own
-        return Module(network, loss, l2)
     ridge: float | str | list[float] = l2
     if config.privacy is not None:  # evidence would cost ε
         ridge = PRIVATE if isinstance(l2, str) else l2

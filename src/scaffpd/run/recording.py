@@ -64,7 +64,7 @@ def record(
     """Make the record of a run; `joining` is what that brings, or why it is not known."""
     measured = None
     if isinstance(joining, Joining):
-        measured = joining_record(joining).model_copy(update={"loss": prepared.linear.loss})
+        measured = joining_record(joining).model_copy(update={"loss": prepared.model.loss})
     if measured is not None and verdict:
         said = {"sentence": verdict[0], "details": list(verdict[1:])}
         measured = measured.model_copy(update=said)

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from scaffpd.data.tabular.settings import CLASSIFICATION, SURVIVAL
-from scaffpd.models import Linear
 from scaffpd.run.prepare import Prepared
 from scaffpd.run.record import EVERYONE, BinRow, CoefficientRow, ScoreRow
 from scaffpd.run.settings.model_file import answers
@@ -48,7 +47,7 @@ class HeldOutScores:
 def held_out_scores(prepared: Prepared, models: Sequence[Trained]) -> HeldOutScores | None:
     """Score a run's linear models, personal ones among them; `None` where there is nothing."""
     model = prepared.model
-    if not prepared.test or not isinstance(model, Linear):
+    if not prepared.test:
         return None
     parameters: dict[str, Sequence[Matrix]] = {
         one.name: [one.own(i) for i in range(len(prepared.names))] for one in models
@@ -228,13 +227,13 @@ def score_groups(
 
 
 def _truth(prepared: Prepared, i: int) -> NDArray[np.generic]:
-    y = prepared.linear.parts(np.asarray(prepared.test[i][1]))[0]
+    y = prepared.model.parts(np.asarray(prepared.test[i][1]))[0]
     return y if prepared.task == CLASSIFICATION else y * prepared.unit + prepared.centre
 
 
 def _answers(prepared: Prepared, z: Matrix) -> tuple[NDArray[np.generic], Matrix | None]:
     labels = prepared.task == CLASSIFICATION
-    guess, shares = answers(prepared.linear, z, labels)
+    guess, shares = answers(prepared.model, z, labels)
     return (guess, shares) if labels else (guess * prepared.unit + prepared.centre, None)
 
 
@@ -242,7 +241,7 @@ def _score_rows(prepared: Prepared, outputs: Outputs) -> Iterator[ScoreRow]:
     """Yield a row for every model and client, and for every value of every column of groups."""
     y = np.concatenate([_truth(prepared, i) for i in range(len(prepared.names))])
     sizes = [len(own) for _, own in prepared.test]
-    exposure = np.concatenate([prepared.linear.parts(own)[1] for _, own in prepared.test])
+    exposure = np.concatenate([prepared.model.parts(own)[1] for _, own in prepared.test])
     owner = np.repeat(np.array(prepared.names, dtype=object), sizes)
     cuts = {"client": owner} | {by: np.concatenate(parts) for by, parts in prepared.groups.items()}
     for name, z in outputs.items():
@@ -280,7 +279,7 @@ def coefficient_rows(
     tables = {}
     for name, own in parameters.items():
         models = own if name == PERSONAL else own[:1]
-        shaped = [prepared.linear.reshape(x, X.shape[1])[0] * scale for x in models]
+        shaped = [prepared.model.reshape(x, X.shape[1])[0] * scale for x in models]
         tables[name] = np.stack(shaped)
     many = next(iter(tables.values())).shape[2] > 1
     rows = []

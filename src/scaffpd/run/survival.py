@@ -38,7 +38,7 @@ def survival_rows(
         found = []
         risks = []
         for i, client in enumerate(prepared.names):
-            model = _Fitted(prepared.linear, own[i], train[i])
+            model = _Fitted(prepared.model, own[i], train[i])
             found.append(model.scores(*test[i], horizon))
             risks.append(model.risk(test[i][0]))
             scores.append(_row(name, client, len(test[i][1]), found[-1]))

@@ -16,7 +16,6 @@ from scaffpd.algorithms.base import Algorithm
 from scaffpd.errors import InputError
 from scaffpd.federation import ClientScores
 from scaffpd.files import load_or_create
-from scaffpd.models import Linear
 from scaffpd.objectives import Average, Objective
 from scaffpd.privacy import Private
 from scaffpd.privacy.counts import spent_on_counts
@@ -180,16 +179,15 @@ def check_asked(config: RunConfig, prepared: Prepared) -> None:
     if asked and not joins(config, prepared):
         raise InputError(
             "no-personal-models",
-            "--kappa and --personal are for personal models: they need several clients, a linear "
-            "model without noise, and --splits above 0.",
+            "--kappa and --personal are for personal models: they need several clients, a model "
+            "without noise, and --splits above 0.",
         )
     prepared.differing(config.model.personal)
 
 
 def joins(config: RunConfig, prepared: Prepared) -> bool:
     """Return whether clients are given models of their own, and compared with staying alone."""
-    able = isinstance(prepared.model, Linear) and config.privacy is None
-    return able and config.training.splits != 0 and len(prepared.names) > 1
+    return config.privacy is None and config.training.splits != 0 and len(prepared.names) > 1
 
 
 def splits_of(config: RunConfig, prepared: Prepared) -> int:
@@ -212,12 +210,8 @@ def joining_of(
     splits = splits_of(config, prepared)
     if not splits or not prepared.test or models[-1].result.status is Status.INTERRUPTED:
         return ""
-    if config.privacy is not None or not isinstance(prepared.model, Linear):
-        what = "private run" if config.privacy is not None else "network"
-        return (
-            f"What joining brings is not measured for a {what}: "
-            "that takes linear models without noise."
-        )
+    if config.privacy is not None:
+        return "What joining brings is not measured for a private run."
     if not joins(config, prepared):
         return "What joining brings is not measured: there is one client."
     if prepared.numbers > MOST_NUMBERS:
@@ -297,7 +291,20 @@ def private(config: RunConfig, prepared: Prepared, secret: bytes | None = None) 
     before = 0.0
     if prepared.counts is not None:
         before = spent_on_counts(config.privacy.epsilon, config.privacy.delta)
-    return config.private_model(prepared.model, methods, secret, before)
+    asked = config.privacy
+    return Private.solved(
+        prepared.model,
+        asked.epsilon,
+        methods,
+        config.training.rounds,
+        asked.delta,
+        before=before,
+        clip=asked.clip,
+        loss_clip=asked.loss_clip,
+        radius=asked.radius,
+        smoothness=asked.smoothness,
+        secret=secret if asked.seed is None else asked.seed,
+    )
 
 
 def settled(config: RunConfig, cohort: Cohort) -> RunConfig:

@@ -10,7 +10,7 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,16 +33,12 @@ def kind_of(algorithm: Algorithm) -> str:
 
 
 def algorithm_kind(
-    kind: object, folder: Path, what: str = "algorithm", keep: bool = True
+    kind: object, folder: Path, what: str = "algorithm"
 ) -> type[Algorithm] | Algorithm:
-    """Return one of our classes by its name, or the user's own class or object.
-
-    `keep` leaves the user's module importable, so that other processes can load its objects.
-    Without it, several folders may have modules of the same name.
-    """
+    """Return one of our classes by its name, or the user's own class or object."""
     if not isinstance(kind, str) or ":" not in kind:
         return _known(kind, what, ALGORITHMS)
-    found = _imported(kind, folder, keep)
+    found = _imported(kind, folder)
     if isinstance(found, Algorithm) or (isinstance(found, type) and issubclass(found, Algorithm)):
         return found
     raise _no_class(kind, Algorithm, found)
@@ -64,17 +60,15 @@ def _known(kind: object, what: str, known: Mapping[str, type[Made]]) -> type[Mad
     return known[kind]
 
 
-def _imported(kind: str, folder: Path, keep: bool = True) -> object:
-    """Import `module:name`."""
-    if keep:
-        sys.path += [place for place in (str(folder), str(Path.cwd())) if place not in sys.path]
-        importlib.invalidate_caches()
-    with nullcontext() if keep else _searching(folder, kind):
-        found = _named(folder, kind)
-        if found is None:
-            module, _, name = kind.partition(":")
-            public = [own for own in vars(sys.modules[module]) if own[0] != "_"]
-            raise unknown(f"name in {module!r},", name, public)
+def _imported(kind: str, folder: Path) -> object:
+    """Import `module:name`; it stays importable, so that other processes can load its objects."""
+    sys.path += [place for place in (str(folder), str(Path.cwd())) if place not in sys.path]
+    importlib.invalidate_caches()
+    found = _named(folder, kind)
+    if found is None:
+        module, _, name = kind.partition(":")
+        public = [own for own in vars(sys.modules[module]) if own[0] != "_"]
+        raise unknown(f"name in {module!r},", name, public)
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -180,20 +180,15 @@ def read_owners(path: Path) -> list[str]:
 
 
 def predict_encoded(
-    X: NDArray[np.float64],
-    x: Array,
-    setup: Setup,
-    adjust: Callable[[Vector], Vector] | None = None,
+    X: NDArray[np.float64], x: Array, setup: Setup
 ) -> tuple[list[Answer], NDArray[np.float64]]:
     """Predict encoded rows by the linear model x: labels with the probability of each, or numbers.
 
-    The array of probabilities has no columns if the loss defines none. `adjust` changes outputs
-    beforehand.
+    The array of probabilities has no columns if the loss defines none.
     """
     model = linear(setup.model)
     labels = setup.schema["labels"]
-    z = model.outputs(x, X)
-    found, shares = answers(model, z if adjust is None else adjust(z), bool(labels))
+    found, shares = answers(model, model.outputs(x, X), bool(labels))
     return ([labels[k] for k in found] if labels else found.tolist()), shares
 
 

@@ -15,12 +15,10 @@ from scaffpd.algorithms import Algorithm, Fair
 from scaffpd.data.tabular.settings import TableSettings
 from scaffpd.errors import InputError
 from scaffpd.fields import Json, SettingsTable, read_toml, validated
-from scaffpd.models import Linear, Module
 from scaffpd.objectives import Excess, Objective
-from scaffpd.privacy import LOCAL_STEPS, RADIUS, ROUNDS, Private
+from scaffpd.privacy import LOCAL_STEPS, RADIUS, ROUNDS
 from scaffpd.run.settings.methods import algorithm_kind, algorithm_of, changed, kind_of, with_usual
 from scaffpd.run.settings.tables import (
-    EntrySettings,
     ModelSettings,
     PathSettings,
     PrivacySettings,
@@ -33,7 +31,7 @@ OTHERS = {
     "limits": "a silo.toml; `scaffpd silo` takes it",
 }
 OBJECTIVE = "ChiSquare"
-KINDS = {"file": "Table", "source": "Source", "entry": "Entry"}  # keys that tell kinds of data
+KINDS = {"file": "Table", "source": "Source"}  # keys that tell kinds of data
 
 
 def _kind(given: object) -> str | None:
@@ -46,9 +44,7 @@ def _kind(given: object) -> str | None:
 
 
 Data = Annotated[
-    Annotated[TableSettings, Tag("Table")]
-    | Annotated[SourceSettings, Tag("Source")]
-    | Annotated[EntrySettings, Tag("Entry")],
+    Annotated[TableSettings, Tag("Table")] | Annotated[SourceSettings, Tag("Source")],
     Discriminator(_kind),
 ]
 
@@ -58,7 +54,6 @@ class RunConfig(SettingsTable):
 
     name: key.Text = ""
     folder: key.FileName | None = None  # of the run
-    code: key.FileName | None = None  # folder of the user's own functions; left out, `place`
     data: Data
     model: ModelSettings = ModelSettings()
     objective: Json | None = None
@@ -106,7 +101,7 @@ class RunConfig(SettingsTable):
         if isinstance(data, dict) and not misspelt and _kind(data) is None:
             raise InputError(
                 "data-source-unclear",
-                f"{file.name!r} needs exactly one of file, source and entry in [data].",
+                f"{file.name!r} needs either file or source in [data].",
             )
         found = validated(cls, values, file, options)
         algorithm = found.algorithm
@@ -115,7 +110,7 @@ class RunConfig(SettingsTable):
         if privacy is not None:  # every round and every local step costs privacy
             if "rounds" not in training.model_fields_set:
                 training = training.model_copy(update={"rounds": ROUNDS})
-            if privacy.radius is None and not found.model.network:
+            if privacy.radius is None:
                 privacy = privacy.model_copy(update={"radius": RADIUS})
             if algorithm.get("kind", "Fair") == "Fair":
                 algorithm = {"local_steps": LOCAL_STEPS, **algorithm}
@@ -127,7 +122,7 @@ class RunConfig(SettingsTable):
         complete = with_usual(objective, file)
         made = found.model_copy(
             update={
-                "name": found.name or found.data.name or file.stem,
+                "name": found.name or found.data.name,
                 "algorithm": algorithm,
                 "objective": complete,
                 "training": training,
@@ -142,11 +137,6 @@ class RunConfig(SettingsTable):
     def place(self) -> Path:
         """Folder that relative paths start from."""
         return self._place
-
-    @property
-    def code_folder(self) -> Path:
-        """Folder of the user's own functions."""
-        return self.code or self._place
 
     @property
     def table(self) -> TableSettings | None:
@@ -190,38 +180,6 @@ class RunConfig(SettingsTable):
         """Return the same run with another certified gap to stop at."""
         return self.model_copy(update={"training": self.training.model_copy(update={"tol": tol})})
 
-    def private_model(
-        self,
-        bare: Linear | Module,
-        methods: Sequence[Algorithm],
-        secret: bytes | None = None,
-        before: float = 0.0,
-    ) -> Private:
-        """Return the model with the noise that spends ε on these methods, all rounds of each, and
-        on what was released before (Σ 1/z²).
-        """
-        asked = self.privacy
-        assert asked is not None
-        if asked.radius is None and asked.smoothness is None:
-            raise InputError(
-                "smoothness-unknown",
-                "The smoothness of a network's losses is not known: give [privacy] a public "
-                "smoothness.",
-            )
-        return Private.solved(
-            bare,
-            asked.epsilon,
-            list(methods),
-            self.training.rounds,
-            asked.delta,
-            before=before,
-            clip=asked.clip,
-            loss_clip=asked.loss_clip,
-            radius=asked.radius,
-            smoothness=asked.smoothness,
-            secret=secret if asked.seed is None else asked.seed,
-        )
-
     def toml(self, folder: Path, heading: str = "") -> str:
         """Return all settings, defaults included, as a `config.toml` in that folder."""
         values = self.model_dump(mode="json", exclude_none=True)
@@ -235,8 +193,6 @@ class RunConfig(SettingsTable):
             values["data"]["file"] = files if files[1:] else files[0]
             if isinstance(self.table.test, Path):
                 values["data"]["test"] = _relative(self.table.test, folder)
-        if isinstance(self.data, EntrySettings) or self.model.network:
-            values["code"] = _relative(self.code_folder, folder)
         return f"# {heading}\n" * bool(heading) + tomli_w.dumps(values)
 
 

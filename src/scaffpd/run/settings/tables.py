@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import BeforeValidator, ValidationInfo, model_validator
+from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
 import scaffpd.fields as key
-from scaffpd.data.tabular.settings import CLASSIFICATION, COUNTS, REGRESSION
-from scaffpd.errors import InputError
 from scaffpd.fields import Needs, SettingsTable
 
 AUTO = "auto"
@@ -50,20 +47,8 @@ class SourceSettings(SettingsTable):
         return self.source
 
 
-class EntrySettings(SettingsTable):
-    """[data]: the user's own function, which returns clients."""
-
-    entry: key.Text  # module:function
-    task: Annotated[str, key.one_of((CLASSIFICATION, REGRESSION, COUNTS))] | None = None
-
-    @property
-    def name(self) -> str:
-        """Nothing: the settings file names the run."""
-        return ""
-
-
 class ModelSettings(SettingsTable):
-    """[model]: a linear model, or a network that a function returns."""
+    """[model]: strengths of a linear model."""
 
     l2: AutoRidge = AUTO
     """Ridge on the coefficients, not on the intercept; auto: by evidence."""
@@ -71,23 +56,6 @@ class ModelSettings(SettingsTable):
     """κ of personal models, which ties them to the shared one; auto: by evidence."""
     personal: key.Texts = ()
     """Columns that may differ between clients: age,intercept; left out, all."""
-    # a function that returns a torch.nn.Module
-    network: Annotated[key.Text, Needs('a function such as "networks:small"')] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _network_has_no_regulariser(cls, given: object) -> object:
-        """Give a network l2 = 0 where its table says nothing."""
-        return {"l2": 0.0, **given} if isinstance(given, dict) and "network" in given else given
-
-    @model_validator(mode="after")
-    def _network_is_shared(self, info: ValidationInfo[Path]) -> Self:
-        if self.network is not None and self.kappa != AUTO:
-            raise InputError(
-                "kappa-with-network",
-                f"{info.context.name!r} has model.kappa, which only linear models take.",
-            )
-        return self
 
 
 class TrainingSettings(SettingsTable):
