@@ -26,15 +26,13 @@ def summary(losses: list[list[float]]) -> tuple[float, float]:
     return float(np.mean([part.mean() for part in ordered])), float(np.mean(worst))
 
 
-def ratios(found: Stored) -> list[tuple[str, tuple[float, float]]]:
+def ratios(found: Stored) -> dict[str, tuple[float, float]]:
     """Return our recommendation over the best peer, in the mean and in the worst fifth."""
-    rows = []
+    rows = {}
     for name, methods in found.items():
-        if RECOMMENDED not in methods:
-            continue
         best = np.min([summary(methods[peer]["losses"]) for peer in PEERS if peer in methods], 0)
-        own = np.array(summary(methods[RECOMMENDED]["losses"]))
-        rows.append((name, tuple((own / best).tolist())))
+        mean, worst = np.array(summary(methods[RECOMMENDED]["losses"])) / best
+        rows[name] = float(mean), float(worst)
     return rows
 
 
@@ -42,20 +40,39 @@ def geometric(values: list[float]) -> float:
     return float(np.exp(np.mean(np.log(values))))
 
 
-def text(found: Stored) -> str:
-    """Return the tables: all ratios, every peer against us, and every table's losses."""
+def best_of(methods: Mapping[str, dict], k: int) -> str:
+    """Return the best peer's loss and name; k: 0 in the mean, 1 in the worst fifth."""
+    peers = {peer: summary(methods[peer]["losses"])[k] for peer in PEERS if peer in methods}
+    name = min(peers, key=lambda peer: peers[peer])
+    return f"{peers[name]:.4g} ({name.removesuffix(', client as column')})"
+
+
+def compared(found: Stored) -> list[str]:
+    """Return the table of ours against the best peer."""
     listed = ratios(found)
     lines = [
-        "| table | clients | rows to train on | loss of ours ÷ best peer's, mean | worst fifth |",
-        "|---|--:|--:|--:|--:|",
+        "| table | clients | rows | ours: mean / worst fifth | best peer, mean | worst fifth | ratio, mean | worst fifth |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|",
     ]
-    for name, (mean, worst) in listed:
+    for name, (mean, worst) in listed.items():
         about = found[name][RECOMMENDED]
+        own = " / ".join(f"{value:.4g}" for value in summary(about["losses"]))
+        peers = " | ".join(best_of(found[name], k) for k in (0, 1))
         lines.append(
-            f"| {name} | {about['clients']:,} | {about['rows']:,} | {mean:.3f} | {worst:.3f} |"
+            f"| {name} | {about['clients']:,} | {about['rows']:,} | {own} | {peers} "
+            f"| {mean:.3f} | {worst:.3f} |"
         )
-    both = [geometric([pair[k] for _, pair in listed]) for k in (0, 1)]
-    lines += [f"| **geometric mean** | | | **{both[0]:.3f}** | **{both[1]:.3f}** |", ""]
+    least = min(listed, key=lambda name: listed[name][0])
+    for what, left_out in ((f"geometric mean of {len(listed)}", ""), (f"without {least}", least)):
+        rest = [pair for name, pair in listed.items() if name != left_out]
+        both = " | ".join(f"**{geometric([pair[k] for pair in rest]):.3f}**" for k in (0, 1))
+        lines.append(f"| **{what}** | | | | | | {both} |")
+    return lines
+
+
+def text(found: Stored) -> str:
+    """Return the tables: all ratios, every peer against us, and every table's losses."""
+    lines = [*compared(found), ""]
     lines += [
         "The best peer differs from table to table, and is known only from the rows that it is judged by. One by one:",
         "",
