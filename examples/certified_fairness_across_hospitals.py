@@ -74,7 +74,7 @@ CHI = 'kind = "ChiSquare"\nrho = 0.1'
 objectives = {
     "average": 'kind = "Average"',
     "fair": CHI,
-    "worst-case": 'kind = "Agnostic"',
+    "worst 60 %": 'kind = "CVaR"\nalpha = 0.6',
 }
 for name, text in objectives.items():
     outcome = coordinate(written(name, objective=(CHI, text)), InProcess(opened()))

@@ -11,6 +11,7 @@ from scaffpd.algorithms import FedOpt as FedOpt
 from scaffpd.algorithms import FedProx as FedProx
 from scaffpd.algorithms import GradientDescentAscent as GradientDescentAscent
 from scaffpd.algorithms import MinimaxNewton as MinimaxNewton
+from scaffpd.algorithms import MinimaxSums as MinimaxSums
 from scaffpd.algorithms import ProxSkip as ProxSkip
 from scaffpd.algorithms import Scaffold as Scaffold
 from scaffpd.algorithms import ScaffPD as ScaffPD

@@ -30,10 +30,6 @@ def _rebuilt(kind: type[InputError], args: tuple[Any, ...], fields: dict[str, An
     return error
 
 
-class ExposedError(InputError):
-    """A secure sum that, with earlier ones, would reveal a client's own vector."""
-
-
 def unknown(what: str, given: object, known: Iterable[str]) -> InputError:
     """Return an `InputError` for a misspelt name, with the nearest valid one, ignoring case."""
     options = list(known)

@@ -7,8 +7,9 @@ import json
 import numpy as np
 import pytest
 
+import scaffpd as sp
 from cases.refusals import refuses
-from cases.silos import QUICK, ROUGH, agree, agreement, federation, opened, run
+from cases.silos import OBJECTIVE, QUICK, ROUGH, agree, agreement, federation, opened, run
 from scaffpd import cli
 from scaffpd.deploy.agreement import Agreement, check_size, leaves
 from scaffpd.deploy.board import BEGIN, LOST, NEWS
@@ -92,9 +93,7 @@ def test_what_a_silo_refuses_from_the_document_alone(tmp_path):
         checked(path, places, **limits(places, epsilon=1.0))
     text = path.read_text()
     path.write_text(text.replace("rho = 0.1", "rho = 0.1\nprior = [0.97, 0.01, 0.01, 0.01]"))
-    with refuses("share-too-large"):
-        checked(path, places)
-    checked(path, places, **limits(places, share=1.0))
+    checked(path, places)  # the prior is above the cap that every run has
     path.write_text(text.replace("rho = 0.1", "rho = 0.1\ncap = 0.95"))
     with refuses("share-too-large"):
         checked(path, places)
@@ -112,6 +111,40 @@ def test_what_a_silo_refuses_from_the_document_alone(tmp_path):
         checked(path, places)
 
 
+ISOLATING = {
+    "Agnostic": "",
+    "Tilted": "rho = 0.1",
+    "QFair": "q = 2.0",
+    "Nash": "b = 2.0",
+    "CVaR": "alpha = 0.5",
+    "Average": "prior = [0.97, 0.01, 0.01, 0.01]",
+    "ChiSquare": "rho = 0.1\ncap = 0.5",
+    "ChiSquareBall": "delta = 0.4",
+}
+SPREAD = {
+    "CVaR": "alpha = 0.6",
+    "Average": "prior = [0.4, 0.3, 0.2, 0.1]",
+    "ChiSquare": "rho = 1e-6\ncap = 0.42",
+    "ChiSquareBall": "delta = 0.2",
+}
+
+
+def test_no_objective_gives_one_silo_more_than_its_share(tmp_path):
+    """With one colluding silo of four, a weight of one half leaves one vector alone."""
+    path, places = federation(tmp_path)
+    text = path.read_text()
+    for name, settings in ISOLATING.items():
+        path.write_text(text.replace(OBJECTIVE, f'[objective]\nkind = "{name}"\n{settings}\n'))
+        with refuses("share-too-large"):
+            checked(path, places)
+        checked(path, places, **limits(places, share=1.0))
+    for name, settings in SPREAD.items():
+        path.write_text(text.replace(OBJECTIVE, f'[objective]\nkind = "{name}"\n{settings}\n'))
+        checked(path, places)
+    path.write_text(text)
+    assert FederationFile.read(path).method.objective.cap == pytest.approx(0.9 * 0.9 / 1.9)
+
+
 def test_somebody_elses_key_in_ones_own_name(tmp_path):
     path, places = federation(tmp_path)
     document = agreement(path, places)
@@ -127,10 +160,15 @@ def test_what_leaves_is_listed(tmp_path):
         "of every column, how many rows have a value",
         "with at most 2 weightings",
         "Each of the other 3 learns the sum over 3 silos",
-        "your loss at every point",
+        "Losses in the clear: no",
         "five or more hide them",
     ):
         assert text in words, text
+    shown = {OBJECTIVE: '[objective]\nkind = "CVaR"\nalpha = 0.6\n'}
+    path, _ = federation(tmp_path / "a", replacing=shown)
+    words = " ".join(leaves(FederationFile.read(path)))
+    assert "Losses in the clear: yes" in words
+    assert "your loss at every point" in words
     path, _ = federation(tmp_path / "b", replacing=PRIVATE)
     words = " ".join(leaves(FederationFile.read(path)))
     assert "costs at most ε = 2" in words
@@ -274,7 +312,7 @@ def test_records_are_linked(tmp_path, capsys):
     place = places["va"]
     assert cli.run(["silo", "audit", str(place)]) == 0
     words = " ".join(capsys.readouterr().out.split())
-    assert "masked c" in words
+    assert "masked sums" in words
     assert "granted by test" in words
     assert cli.run(["silo", "audit", str(place), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -294,9 +332,14 @@ def test_records_are_linked(tmp_path, capsys):
 
 
 def test_a_model_that_is_too_large_is_refused():
-    check_size(10**6, 4)
+    plain = sp.FedAvg()
+    hidden = sp.MinimaxSums(sp.ChiSquare(0.1))
+    check_size(10**6, 4, plain)
+    check_size(10**3, 4, hidden)
     with refuses("model-too-large"):
-        check_size(10**7, 30)
+        check_size(10**7, 30, plain)
+    with refuses("model-too-large"):
+        check_size(10**4, 4, hidden)  # Hessians are in the sums
 
 
 def test_code_of_somebody_else_is_announced(tmp_path):

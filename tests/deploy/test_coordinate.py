@@ -48,7 +48,7 @@ WAYS = {
     "FedAvg": without_proof("FedAvg", "local_steps = 2\nbatch_size = 16"),
     "Scaffold": without_proof("Scaffold", "local_steps = 2"),
     "QFFL": without_proof("QFFL", "local_steps = 2"),
-    "CVaR": {OBJECTIVE: '[objective]\nkind = "CVaR"\nalpha = 0.5\n', **ROUGH},
+    "CVaR": {OBJECTIVE: '[objective]\nkind = "CVaR"\nalpha = 0.6\n', **ROUGH},
 }
 
 

@@ -15,6 +15,7 @@ from cases.refusals import refuses
 from runtimes import NAMES, cohort_of, point_of
 from scaffpd.deploy.replica import replica
 from scaffpd.deploy.transcript import Tampered
+from scaffpd.federation.own_weights import OwnWeights
 from scaffpd.federation.questions import Question, Reply, Vectors
 from scaffpd.training.settling import by_evidence, settled
 
@@ -31,6 +32,7 @@ OBJECTIVES = (
 )
 METHODS = [
     *(sp.fair(objective) for objective in OBJECTIVES),
+    *(sp.MinimaxSums(objective) for objective in OBJECTIVES if objective.separable),
     sp.ScaffPD(sp.ChiSquare(rho=0.1), local_steps=10, batch_size=4),
     sp.ScaffPD(sp.CVaR(0.5), local_steps=1),
     sp.FedAvg(local_steps=3, batch_size=4),
@@ -86,12 +88,13 @@ class Rounded(sp.ChiSquare):
 
 
 @pytest.mark.parametrize("who", ["a", "c"], ids=["first", "another"])
-@pytest.mark.parametrize("kind", ["fair", "ScaffPD", "FedAvg", "Scaffold"])
+@pytest.mark.parametrize("kind", ["fair", "MinimaxSums", "ScaffPD", "FedAvg", "Scaffold"])
 def test_processors_that_round_differently_finish_a_run_together(kind, who):
     """Last digits of weights, points and rates differ at one silo, in every round."""
     objective = sp.ChiSquare(rho=0.1)
     made = {
         "fair": sp.fair(objective),
+        "MinimaxSums": sp.MinimaxSums(objective),
         "ScaffPD": sp.ScaffPD(objective, local_steps=10),
         "FedAvg": sp.FedAvg(local_steps=3),
         "Scaffold": sp.Scaffold(local_steps=3),
@@ -105,7 +108,8 @@ def test_processors_that_round_differently_finish_a_run_together(kind, who):
 
         def noisy(question, chosen):
             x = getattr(question, "x", None)
-            if isinstance(x, torch.Tensor) and getattr(question, "at", None) is None:
+            own = question.kind == OwnWeights.kind
+            if isinstance(x, torch.Tensor) and (own or getattr(question, "at", None) is None):
                 x.mul_(torch.from_numpy(1 + 2e-15 * random.standard_normal(len(x))))
             plan = getattr(question, "plan", None)
             if plan is not None and plan.rate is not None:

@@ -14,6 +14,7 @@ from scaffpd.algorithms.fed_avg import FedAvg
 from scaffpd.algorithms.fed_opt import FedOpt
 from scaffpd.algorithms.fed_prox import FedProx
 from scaffpd.algorithms.minimax_newton import MinimaxNewton
+from scaffpd.algorithms.minimax_sums import MinimaxSums
 from scaffpd.algorithms.prox_skip import ProxSkip
 from scaffpd.algorithms.q_ffl import QFFL
 from scaffpd.algorithms.scaff_pd import ScaffPD
@@ -35,6 +36,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "GradientDescentAscent": GradientDescentAscent,
     "Extragradient": Extragradient,
     "MinimaxNewton": MinimaxNewton,
+    "MinimaxSums": MinimaxSums,
     "ScaffPD": ScaffPD,
     "SubspaceSaddle": SubspaceSaddle,
     "Fair": Fair,
@@ -68,6 +70,7 @@ __all__ = [
     "FedProx",
     "GradientDescentAscent",
     "MinimaxNewton",
+    "MinimaxSums",
     "ProxSkip",
     "ScaffPD",
     "Scaffold",

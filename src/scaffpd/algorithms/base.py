@@ -18,6 +18,7 @@ from typing_extensions import TypeVar
 
 from scaffpd.errors import InputError, count, positive, unknown
 from scaffpd.federation import Federation, LocalPlan, Vector
+from scaffpd.federation.own_weights import OwnSums
 from scaffpd.federation.plans import ReleaseCounts
 from scaffpd.federation.questions import (
     Curvature,
@@ -43,6 +44,7 @@ PROXIMAL = ProximalSteps.kind
 CURVATURE = Curvature.kind
 DIAGONAL = Diagonal.kind
 HESSIAN = Hessian.kind
+OWN_SUMS = OwnSums.kind
 SIZES = "sizes"  # ‖d_i‖², where vectors are masked
 
 # What an algorithm may need of a federation (`Algorithm.needs`).
@@ -73,6 +75,8 @@ class RunState:
         accepted: whether the round's step was taken.
         every: losses that are for the history alone are looked up once in so many rounds.
     """
+
+    shows_losses: ClassVar[bool] = True  # whether `losses` and `weights` are known to anybody
 
     x: Tensor
     weights: Vector

@@ -161,7 +161,7 @@ class ScaffPD(MinimaxMethod[ScaffPDState]):
         )
         rates = rule.rates(state.rule)
         if rates.correction != "gradients":
-            stores = rates.correction == "variates" and federation.channel.keeps
+            stores = rates.correction == "variates"
             variates = federation.memory().vectors if stores else x[:0]
             state = replace(state, at=None, variates=variates)
         return self._dual_step(state, rates)

@@ -153,7 +153,6 @@ class RoundsScreen:
                 "certificate": gap if math.isfinite(gap) else None,
                 "losses": info.state.losses,
                 "members": self.names,
-                "absent": (),
             }
         )
 
@@ -167,13 +166,12 @@ class RoundsScreen:
             proven = f"certified gap {gap:.1e}"
             if self.tol is not None:
                 proven += f" of {self.tol:.0e} wanted"
-        elif line["absent"]:
-            proven = f"nothing is certified: {', '.join(line['absent'])} away"
         else:
             proven = "no certificate"
         losses = dict(zip(line["members"], line["losses"], strict=True))
         loss = ""
-        if not any(map(math.isnan, losses.values())):  # else hidden, or not asked for
+        unseen = any(one is None or math.isnan(one) for one in losses.values())
+        if not unseen:
             worst = max(losses, key=losses.__getitem__)
             mean = sum(losses.values()) / len(losses)
             loss = f"  loss: mean {mean:.4f}, worst {losses[worst]:.4f} ({worst})"

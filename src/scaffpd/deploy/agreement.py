@@ -15,23 +15,20 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
-
 from scaffpd import __version__
 from scaffpd.algorithms.base import (
-    CURVATURE,
-    DIAGONAL,
     GRADIENTS,
-    HESSIAN,
     LOSSES,
-    PROXIMAL,
+    OWN_SUMS,
     SIZES,
     UPDATES,
+    Algorithm,
 )
 from scaffpd.data.tabular.agree import width
 from scaffpd.deploy.messages import PROTOCOL, Json
 from scaffpd.deploy.transcript import NEAR, close_values
 from scaffpd.errors import InputError
+from scaffpd.federation.own_weights import LEAST
 from scaffpd.fields import validated
 from scaffpd.models import Linear
 from scaffpd.models.linear import AUTO
@@ -39,12 +36,13 @@ from scaffpd.privacy import Private
 from scaffpd.privacy.counts import MOST, CountNoise, spent_on_counts
 from scaffpd.run.settings.federation import FederationTerms
 from scaffpd.run.settings.silo import ALWAYS, SiloFile
-from scaffpd.secure.aggregation import colluding_of, most_weightings
+from scaffpd.secure.aggregation import colluding_of, most_weightings, share_of
 from scaffpd.secure.keys import Card
 from scaffpd.secure.ring import BYTES
 
 SPARE = 2  # further rounds that the noise allows for: a round that is repeated after a restart
 SAFE = 5  # honest silos from which on sums hide single losses
+EPSILON = 1e-9  # of a share
 LARGEST = 2**26  # bytes of all posts of an exchange; a network of 10⁶ parameters at four silos
 CLEAR = {  # what a method's questions reveal of every silo, as they are
     GRADIENTS: "your loss at every point that the method visits",
@@ -54,10 +52,7 @@ CLEAR = {  # what a method's questions reveal of every silo, as they are
 SUMMED = {  # and in sums over all silos
     GRADIENTS: "the weighted sum of gradients",
     UPDATES: "the weighted sum of local updates",
-    PROXIMAL: "the weighted sum of local steps",
-    CURVATURE: "the weighted sum of curvatures",
-    DIAGONAL: "the weighted sum of the Hessians' diagonals",
-    HESSIAN: "the weighted sum of Hessians",
+    OWN_SUMS: "losses, weights, gradients and Hessians, with weights that only silos know",
 }
 
 
@@ -188,23 +183,22 @@ def _code(terms: FederationTerms) -> list[str]:
 
 
 def _check_share(terms: FederationTerms, most: float) -> None:
-    """Refuse a prior or a cap that lets one silo have more than its share of a sum."""
+    """Refuse an objective that lets one silo have more than its share of a sum.
+
+    What depends on rows, such as weights by their numbers, is looked at with every sum.
+    """
     objective = getattr(terms.method, "objective", None)
     n = len(terms.silos)
-    shares: dict[str, float] = {}
-    prior = getattr(objective, "prior", None)
-    if prior is not None:
-        shares["the prior"] = float(np.max(np.asarray(prior)) / np.sum(prior))
-    cap = getattr(objective, "cap", None)
-    if cap is not None:
-        shares["the cap"] = float(cap)
-    for what, share in shares.items():
-        if share > max(most, 1 / n):
-            raise InputError(
-                "share-too-large",
-                f"With {what} of the agreement one silo may have {share:.0%} of a sum, but this "
-                f"silo's file allows {most:.0%}.",
-            )
+    if objective is None or not terms.method.needs_objective():
+        return
+    largest = objective.largest(n) / (LEAST if OWN_SUMS in terms.method.questions else 1.0)
+    share = share_of(largest, colluding_of(n, terms.colluding))
+    if share > most + EPSILON:
+        raise InputError(
+            "share-too-large",
+            f"With {objective!r} one silo may have {share:.0%} of a sum over silos that do not "
+            f"collude, and this silo's file allows {most:.0%}: use ChiSquare with a cap, or CVaR.",
+        )
 
 
 def _noise(terms: FederationTerms) -> Json:
@@ -248,7 +242,8 @@ def leaves(terms: FederationTerms) -> list[str]:
     if not terms.method.asks_losses:
         clear = sorted({*clear, "your loss after every round"})
     noisy = "" if private is None else ", with noise"
-    lines = _prepared(terms)
+    shown = "yes" if clear else "no, but for the scores at the end"
+    lines = [f"Losses in the clear: {shown}.", *_prepared(terms)]
     summed = sorted({SUMMED[kind] for kind in kinds if kind in SUMMED})
     lines.append(
         f"Summed over all silos{noisy}: {', '.join(summed)}; at one point with at most "
@@ -303,9 +298,10 @@ def _prepared(terms: FederationTerms) -> list[str]:
     return [f"Summed over all silos: {line}." for line in lines]
 
 
-def check_size(dimension: int, members: int) -> None:
+def check_size(dimension: int, members: int, method: Algorithm) -> None:
     """Refuse a model whose exchanges would be too large for all vectors to go to all silos."""
-    size = BYTES * dimension * members
+    hessian = dimension * (dimension + 1) // 2 if OWN_SUMS in method.questions else 0
+    size = BYTES * (dimension + hessian) * members
     if size > LARGEST:
         raise InputError(
             "model-too-large",

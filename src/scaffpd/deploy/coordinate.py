@@ -8,6 +8,7 @@ round; after `timeout` seconds the run pauses. To go on without a silo is anothe
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Mapping
@@ -42,7 +43,7 @@ from scaffpd.deploy.recording import record_of
 from scaffpd.deploy.silo import CARD
 from scaffpd.deploy.transcript import Session
 from scaffpd.errors import InputError
-from scaffpd.federation import Federation
+from scaffpd.federation import Federation, Vector
 from scaffpd.files import write_file
 from scaffpd.run.record import EventRecord
 from scaffpd.run.settings.federation import FederationFile
@@ -194,8 +195,8 @@ class Coordination:
                 "round": info.rounds,
                 "members": list(self.file.silos),
                 "certificate": gap if np.isfinite(gap) else None,
-                "losses": [float(loss) for loss in info.state.losses],
-                "weights": [float(weight) for weight in info.state.weights],
+                "losses": _known(info.state.losses),
+                "weights": _known(info.state.weights),
                 "exchanges": federation.traffic.exchanges,
                 "messages_up": self.board.wire.bytes_up,
                 "messages_down": self.board.wire.bytes_down,
@@ -218,6 +219,11 @@ class Coordination:
             self.folder.path
         )
         return outcome
+
+
+def _known(numbers: Vector) -> list[float | None]:
+    """Return numbers for JSON, `None` where nobody knows them."""
+    return [None if math.isnan(number) else float(number) for number in numbers]
 
 
 def _privately(worst: Mapping[str, float] | None) -> str:

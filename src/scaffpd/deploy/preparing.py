@@ -59,7 +59,13 @@ Totals = Mapping[str, Matrix | NDArray[np.int64]]
 
 
 class Rows(Protocol):
-    """A silo's rows, as a run needs them."""
+    """A silo's rows, as a run needs them.
+
+    Attributes:
+        share: the largest share of a sum that one silo may have.
+    """
+
+    share: float
 
     def commitment(self) -> str:
         """Return what shows later that they are the same."""
@@ -181,8 +187,9 @@ class Preparing:
             colluding_of(len(self.session.names), self.terms.colluding),
             self.about,
             float(self.terms.l2) if private is not None and private.shared else None,
+            1.0 if self.rows is None else self.rows.share,
         )
-        check_size(federation.dimension, len(self.session.names))
+        check_size(federation.dimension, len(self.session.names), self.terms.method)
         return Ready(setup, cohort, federation)
 
     def _settled(self, found: Ready) -> Ready:

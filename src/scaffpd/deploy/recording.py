@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 
 import scaffpd
+from scaffpd.algorithms import MinimaxSums
 from scaffpd.deploy.deployed_run import DeployedRun, Outcome
 from scaffpd.deploy.messages import Json
 from scaffpd.federation import ClientScores
@@ -111,6 +112,10 @@ def _clients(
     if result is None:
         return []
     found = []
+    weights = result.weights
+    method = file.method
+    if isinstance(method, MinimaxSums) and file.model.kappa is None and "train" in scores:
+        weights = method.objective.maximizer(scores["train"].loss)  # of the last losses, as shown
     for i, name in enumerate(file.silos):
         own: Json = {}
         for split, part in scores.items():
@@ -122,6 +127,6 @@ def _clients(
         if not scores:
             own["train_loss"] = own["train_score"] = float(result.history[f"loss[{name}]"][-1])
         epsilon = spent.get(name, {}).get("epsilon")
-        weight = float(result.weights[i])
+        weight = float(weights[i])
         found.append(ClientScore(client=name, weight=weight, epsilon=epsilon, **own))
     return found

@@ -24,10 +24,11 @@ import torch
 from torch import Tensor
 
 from scaffpd.deploy.messages import Array, Json
-from scaffpd.deploy.transcript import Session
+from scaffpd.deploy.transcript import NEAR, Session
 from scaffpd.errors import InputError
 from scaffpd.federation import Channel, Constants, Federation, PrivacyAccount, Vector
 from scaffpd.federation.modes import ModesAt
+from scaffpd.federation.own_weights import OwnSums, OwnWeights
 from scaffpd.federation.plans import ClientSelection, LocalPlan, ProximalPlan, Strength
 from scaffpd.federation.questions import (
     GradientsAt,
@@ -37,6 +38,7 @@ from scaffpd.federation.questions import (
     SharedSum,
     Vectors,
 )
+from scaffpd.objectives.base import Objective
 from scaffpd.privacy.noise import digest
 from scaffpd.privacy.oracle import SumTerms
 from scaffpd.secure.ring import Places
@@ -103,8 +105,13 @@ class AskedQuestion:
         question = self.question
         if self.channel.rows is None or self.place is None:
             return None
+        own = slice(self.place, self.place + 1)
         if isinstance(question, LocalSteps) and isinstance(question.at, Tensor):
-            question = replace(question, at=question.at[self.place : self.place + 1])
+            question = replace(question, at=question.at[own])
+        if isinstance(question, OwnWeights):
+            question = question.alone(own)
+        if isinstance(question, OwnSums):
+            question = replace(question, first=question.first.alone(own))
         return self.channel.rows.ask(question, [0])
 
     def numbers(self, wanted: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
@@ -161,7 +168,6 @@ class ReplicaChannel:
     """
 
     absent = 0
-    keeps = True
     here = False
 
     def __init__(self, session: Session, own: Channel | None, about: str) -> None:
@@ -265,9 +271,14 @@ class ReplicaSums:
     allows_projections = False
 
     def __init__(
-        self, channel: ReplicaChannel, colluding: int, shared: float | None = None
+        self,
+        channel: ReplicaChannel,
+        colluding: int,
+        shared: float | None = None,
+        share: float = 1.0,
     ) -> None:
         self.channel = channel
+        self.share = share  # of a sum without those of colluding silos, at most
         self.shared = shared  # l2, if gradients carry noise that silos share
         self.session = channel.session
         n = len(channel.names)
@@ -287,8 +298,13 @@ class ReplicaSums:
         if isinstance(vectors, OwnVectors):
             w = vectors.asked.propose(part, weights)
             assert w is not None
+            self._check_share(w)
             question = vectors.asked.question
-            self._check(vectors.asked.point, self._weights(question, w))
+            place = vectors.asked.point
+            if isinstance(question, OwnWeights):  # numbers, and no vector
+                place = f"{question.kind} {place}"
+            level = getattr(question, "level", None)
+            self._check(place, self._weights(question, w), level)
             if self.shared is not None and isinstance(question, GradientsAt):
                 ridge = self.shared * float(w.sum()) * question.x
                 return self._shared(part, vectors.asked, w) + ridge
@@ -343,16 +359,28 @@ class ReplicaSums:
         rows = isinstance(at, ModesAt) and not bool(at.tau.any())
         return weights * self.channel.constants().samples if rows else weights
 
-    def _check(self, place: str, weights: Vector) -> None:
-        """Refuse one weighting too many of what was answered at one point."""
+    def _check(self, place: str, weights: Vector, level: Tensor | None) -> None:
+        """Refuse one weighting too many of what was answered at one point; ν makes another one."""
         size = float(np.abs(weights).max(initial=0.0)) or 1.0
         seen = self._seen.setdefault(place, set())
-        seen.add(np.round(weights / size, DIGITS).tobytes())
+        own = b"" if level is None else level.numpy().tobytes()
+        seen.add(np.round(weights / size, DIGITS).tobytes() + own)
         if len(seen) > self.most:
             raise InputError(
                 "too-many-weightings",
                 f"The method sums the same vectors with {len(seen)} weightings, but only "
                 f"{self.most} are safe with {len(weights)} silos ({self.colluding} may collude).",
+            )
+
+    def _check_share(self, weights: Vector) -> None:
+        """Refuse a sum in which one silo has more than its share, as weights by rows may give."""
+        first, *others = np.sort(np.abs(weights))[::-1]
+        left = first + sum(others[self.colluding :])
+        if first > (self.share + NEAR) * left:
+            raise InputError(
+                "share-too-large",
+                f"One silo has {first / left:.0%} of a sum over silos that do not collude, and "
+                f"this silo's file allows {self.share:.0%}.",
             )
 
     def error(self, length: int, weights: Vector) -> float:
@@ -366,10 +394,11 @@ def replica(
     colluding: int,
     about: str = "",
     shared: float | None = None,
+    share: float = 1.0,
 ) -> Federation:
     """Return the federation that a method is trained on at this silo, or at an onlooker."""
     channel = ReplicaChannel(session, own, about)
-    return Federation(channel, ReplicaSums(channel, colluding, shared))
+    return Federation(channel, ReplicaSums(channel, colluding, shared, share))
 
 
 def question_parts(question: object) -> tuple[Json, dict[str, Tensor]]:
@@ -389,6 +418,8 @@ def question_parts(question: object) -> tuple[Json, dict[str, Tensor]]:
             tensors |= {f"{item.name}.{name}": vector for name, vector in vectors.items()}
         elif isinstance(part, Tensor):
             tensors[item.name] = part
+        elif isinstance(part, Objective):  # that of the agreement, but for its strength
+            values[item.name] = part.strength
         else:
             values[item.name] = [int(k) for k in part] if isinstance(part, tuple) else part
     return values, tensors

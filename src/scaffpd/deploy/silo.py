@@ -59,6 +59,7 @@ class SiloRows:
     def __init__(self, file: SiloFile, agreement: Agreement, terms: FederationTerms) -> None:
         self.file = file
         self.terms = terms
+        self.share = file.limits.share
         self.digest = agreement.digest
         self.noise = agreement.values["noise"]
         self._secret = load_or_create(file.identity)
@@ -242,7 +243,7 @@ class Silo:
 
 def _public(error: InputError) -> bool:
     """Return whether a sentence is about what everybody sees."""
-    known = ("too-many-weightings", "rows-changed", "model-too-large")
+    known = ("too-many-weightings", "share-too-large", "rows-changed", "model-too-large")
     return isinstance(error, Tampered | ClippedSum) or error.code in known
 
 

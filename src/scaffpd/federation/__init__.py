@@ -120,12 +120,10 @@ class Channel(Protocol):
 
     Attributes:
         names: the clients, in a fixed order.
-        keeps: whether vectors that clients store from round to round are accessible.
         here: whether clients are in this process, and not at other organisations.
     """
 
     names: tuple[str, ...]
-    keeps: bool
     here: bool
 
     @property
@@ -248,11 +246,6 @@ class Federation:
 
     def memory(self) -> Memory:
         """Store a zero vector at every client; nothing is sent."""
-        if not self.channel.keeps:
-            raise InputError(
-                "method-stores-vectors",
-                "This method stores vectors at clients, which deployed secure sums do not support.",
-            )
         return Memory(self._like.new_zeros(len(self._names), self.dimension), self)
 
     def losses(

@@ -204,14 +204,12 @@ class Question:
         scalars: the numbers that every client reveals, by name.
         vectors: parts of the answer that leave a client only in a sum, if sums are masked.
         symmetric: those among them that are symmetric matrices, of which half is counted.
-        loss: the scalar that is a loss, or a change of one; it is rounded as a silo's file asks.
     """
 
     kind: ClassVar[str] = ""
     scalars: ClassVar[tuple[str, ...]] = ()
     vectors: ClassVar[tuple[str, ...]] = ()
     symmetric: ClassVar[tuple[str, ...]] = ()
-    loss: ClassVar[str] = ""
 
     def __init_subclass__(cls) -> None:
         known = QUESTIONS.get(cls.kind, cls)
@@ -257,7 +255,6 @@ class Losses(Question):
 
     kind = "losses"
     scalars: ClassVar[tuple[str, ...]] = ("loss",)
-    loss = "loss"
 
     x: Tensor
     batch_size: int | None = None
@@ -443,7 +440,6 @@ class Project(Question):
 
     kind = "project"
     scalars = ("slope",)
-    loss = "slope"
 
     at: GradientsAt
     direction: Tensor
@@ -460,7 +456,6 @@ class Optima(Question):
 
     kind = "optima"
     scalars = ("lowest",)
-    loss = "lowest"
 
     def answer(self, clients: ClientSide) -> Reply:
         """Return one number per client."""
@@ -478,7 +473,6 @@ class Scores(Question):
 
     kind = "evaluate"
     scalars = ("loss", "accuracy", "count")
-    loss = "loss"
     sent = None
 
     x: Tensor

@@ -223,6 +223,30 @@ class Objective(ABC):
         """Bound how far below zero the losses in the objective may be."""
         return 0.0
 
+    # Where ψ and Λ separate by clients, ψ(λ) = Σ ψ_i(λ_i) and 0 ≤ λ_i ≤ κ_i (and Σ λ_i = 1 on the
+    # simplex), a client knows its own weight from its own loss: federation/own_weights.py.
+
+    @property
+    def separable(self) -> bool:
+        """Whether ψ and Λ separate, with a conjugate that has a derivative."""
+        return False
+
+    def _most(self, p: Vector) -> Vector:
+        """Return κ_i of clients with these p_i."""
+        return np.ones(len(p))
+
+    def _penalties(self, weights: Vector, p: Vector) -> Vector:
+        """Return ψ_i(λ_i)."""
+        return np.zeros(len(p))
+
+    def _conjugate(self, t: Vector, p: Vector) -> tuple[Vector, Vector, Vector, Vector]:
+        """Return φ_i(t) = max_{0≤l≤κ_i} l t − ψ_i(l), φ_i', φ_i'', and a bound on φ_i'' below t."""
+        raise NotImplementedError
+
+    def largest(self, n: int) -> float:
+        """Return the largest share of Σ λ_i that one of n clients may have, over all of Λ."""
+        return 1.0
+
     def strong_convexity(self, n: int) -> float:
         """Return μ_λ, the modulus of strong convexity of ψ on all of Λ; 0 if there is none."""
         return 0.0
@@ -279,6 +303,7 @@ def _checked_prior(owner: str, prior: ArrayLike) -> Vector:
     return normalised
 
 
+OUT_OF_REACH = 1e12  # in the place of +∞, where a sum has to be finite
 LARGEST = 1e50  # larger losses mean divergence, and products of several of them would overflow
 
 

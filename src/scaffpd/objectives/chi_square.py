@@ -133,6 +133,30 @@ class ChiSquare(Objective):
         free = weights > 0.0 if caps is None else (weights > 0.0) & (weights < caps)
         return simplex.simplex_step(weights, rate * free)
 
+    @property
+    def separable(self) -> bool:
+        """Whether the prior is below the cap, as clients take for granted."""
+        return self.cap is None or self.prior is None or bool(self.prior.max() <= self.cap)
+
+    def _most(self, p: Vector) -> Vector:
+        return np.full(len(p), 1.0 if self.cap is None else self.cap)
+
+    def _penalties(self, weights: Vector, p: Vector) -> Vector:
+        return np.asarray(0.5 * self.rho * (weights - p) ** 2 / p)
+
+    def _conjugate(self, t: Vector, p: Vector) -> tuple[Vector, Vector, Vector, Vector]:
+        """Return λ_i = p_i (1 + t_i/ρ) between 0 and κ, with its slope p_i/ρ."""
+        free = p * (1.0 + t / self.rho)
+        top = self._most(p)
+        weights = np.clip(free, 0.0, top)
+        value = weights * t - self._penalties(weights, p)
+        slope = np.where((free > 0.0) & (free < top), p / self.rho, 0.0)
+        return value, weights, slope, np.where(free > 0.0, p / self.rho, 0.0)
+
+    def largest(self, n: int) -> float:
+        """Return κ."""
+        return 1.0 if self.cap is None else self.cap
+
     def strong_convexity(self, n: int) -> float:
         """Return ρ / max_i p_i."""
         return float(self.rho / self.weights(n).max())
@@ -232,6 +256,19 @@ class Average(Objective):
 
     def _ceiling(self, losses: Vector) -> float:
         return above(self.weights(len(losses)) * losses, more=roundings(len(losses)) + 8)
+
+    separable = True
+
+    def _most(self, p: Vector) -> Vector:
+        return p
+
+    def _conjugate(self, t: Vector, p: Vector) -> tuple[Vector, Vector, Vector, Vector]:
+        """Return λ_i = p_i, whatever t is."""
+        return p * t, p, np.zeros(len(p)), np.zeros(len(p))
+
+    def largest(self, n: int) -> float:
+        """Return the largest p_i."""
+        return float(self.weights(n).max())
 
     def _stretch(self, weights: Vector) -> float:
         return simplex.share_above(weights, self.weights(len(weights)))

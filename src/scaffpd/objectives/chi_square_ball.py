@@ -38,6 +38,11 @@ class ChiSquareBall(Objective):
         self.delta = read_scale("ChiSquareBall", "delta", delta)
         super().__init__(prior)
 
+    def largest(self, n: int) -> float:
+        """Return max_i p_i + √(δ p_i (1 − p_i)), the farthest along one client, or 1."""
+        p = self.weights(n)
+        return min(float(np.max(p + np.sqrt(self.delta * p * (1.0 - p)))), 1.0)
+
     def _contains(self, weights: Vector, tolerance: float) -> bool:
         """Return whether λ lies in the simplex and in the ball."""
         near = _distance(weights, self.weights(len(weights))) <= self.delta + tolerance

@@ -46,6 +46,10 @@ class CVaR(Objective):
         """Return the largest weight of every client: p_i/α, and at most one."""
         return np.minimum(self.weights(n) / self.alpha, 1.0)
 
+    def largest(self, n: int) -> float:
+        """Return the largest cap."""
+        return float(self.caps(n).max())
+
     def _contains(self, weights: Vector, tolerance: float) -> bool:
         """Return whether λ lies in the simplex and below its caps."""
         return simplex.in_simplex(weights, tolerance) and bool(

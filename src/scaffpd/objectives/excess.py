@@ -131,6 +131,10 @@ class Excess(Objective):
             np.abs(self.levels(np.size(self.offset))).max()
         )
 
+    def largest(self, n: int) -> float:
+        """Same as the wrapped objective."""
+        return self.objective.largest(n)
+
     def strong_convexity(self, n: int) -> float:
         """Same as the wrapped objective: ⟨b, λ⟩ is linear."""
         return self.objective.strong_convexity(n)

@@ -9,7 +9,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scaffpd.errors import InputError
-from scaffpd.objectives.base import Objective, ProxStep, Scale, finite_vector, read_vector
+from scaffpd.objectives.base import (
+    OUT_OF_REACH,
+    Objective,
+    ProxStep,
+    Scale,
+    finite_vector,
+    read_vector,
+)
 from scaffpd.objectives.rounding import Vector, above, inner, roundings
 
 
@@ -104,6 +111,23 @@ class Nash(Objective):
         root = np.hypot(k, 2.0 * np.sqrt(sigma * p))
         weights = np.where(k > 0.0, 0.5 * (k + root), 2.0 * sigma * p / (root + np.abs(k)))
         return ProxStep(weights, sigma * (weights / root), np.empty((0, len(weights))))
+
+    @property
+    def separable(self) -> bool:
+        """Whether b is one number, which clients know."""
+        return isinstance(self.b, float)
+
+    def _penalties(self, weights: Vector, p: Vector) -> Vector:
+        found = weights * self.b - p - p * np.log(np.where(weights > 0.0, weights, p) / p)
+        return np.asarray(found)
+
+    def _conjugate(self, t: Vector, p: Vector) -> tuple[Vector, Vector, Vector, Vector]:
+        """Return λ_i = p_i/(b − L_i); where L_i is not below b, φ_i is out of reach."""
+        gain = self.b - t
+        usable = gain > 0.0
+        weights = np.where(usable, p / np.where(usable, gain, 1.0), 0.0)
+        value = np.where(usable, -p * np.log(np.where(usable, gain, 1.0)), OUT_OF_REACH)
+        return value, weights, np.zeros(len(p)), np.zeros(len(p))
 
     def curvature(self, weights: ArrayLike) -> float:
         """Return min_i p_i/λ_i²."""

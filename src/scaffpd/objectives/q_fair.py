@@ -85,6 +85,18 @@ class QFair(Objective):
             amplified = e * total(terms * (roundings(len(p)) + 2.0 + 2.0 * logarithm))
             return above(terms, more=roundings(len(p)) + 8) + EPSILON * amplified
 
+    separable = True
+
+    def _penalties(self, weights: Vector, p: Vector) -> Vector:
+        q = self.q
+        return np.asarray(p * q / (q + 1.0) * (weights / p) ** ((q + 1.0) / q))
+
+    def _conjugate(self, t: Vector, p: Vector) -> tuple[Vector, Vector, Vector, Vector]:
+        """Return λ_i = p_i L_i^q, of the losses themselves."""
+        weights = p * np.maximum(t, 0.0) ** self.q
+        nothing = np.zeros(len(p))
+        return weights * np.maximum(t, 0.0) / (self.q + 1.0), weights, nothing, nothing
+
     def strong_convexity(self, n: int) -> float:
         """Return 1/max_i p_i for q = 1, where ψ is quadratic; zero otherwise."""
         return float(1.0 / self.weights(n).max()) if self.q == 1.0 else 0.0

@@ -131,6 +131,20 @@ class Tilted(Objective):
         steps = np.asarray(sigma, dtype=np.float64)
         return simplex.simplex_step(weights, steps * (weights / (weights + steps * self.rho)))
 
+    separable = True
+
+    def _penalties(self, weights: Vector, p: Vector) -> Vector:
+        return np.asarray(self.rho * (xlogy(weights, weights / p) - weights + p))
+
+    def _conjugate(self, t: Vector, p: Vector) -> tuple[Vector, Vector, Vector, Vector]:
+        """Return λ_i = min(p_i exp(t_i/ρ), 1); no weight of the simplex is above one."""
+        tilt = t / self.rho
+        below = tilt < -np.log(p)
+        weights = np.where(below, p * np.exp(np.where(below, tilt, 0.0)), 1.0)
+        slope = np.where(below, weights / self.rho, 0.0)
+        value = weights * t - self._penalties(weights, p)
+        return value, weights, slope, weights / self.rho
+
     def strong_convexity(self, n: int) -> float:
         """Return ρ, because ψ'' = ρ/λ_i and λ_i ≤ 1 on the simplex."""
         return self.rho

@@ -18,12 +18,14 @@ from torch import Tensor
 
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, Vector
+from scaffpd.federation.own_weights import LEAST
 from scaffpd.federation.plans import ClientSelection
 from scaffpd.federation.questions import Question, Reply, Vectors
 from scaffpd.secure.ring import Places, Ring, add
 
 FEWEST = 3  # with two clients, each knows the other's vector from the sum
 USUAL = 10  # colluding clients by default, at most
+SHARE = 0.9  # of a sum over the clients that do not collude, which one of them may have
 
 
 class Totals(Protocol):
@@ -51,6 +53,20 @@ def colluding_of(clients: int, given: int | None = None) -> int:
             f"Sums over {clients} clients need 1 <= colluding <= {clients - 2}, got {t}.",
         )
     return t
+
+
+def share_of(largest: float, colluding: int) -> float:
+    """Return the most that one client has of a sum, once t others have subtracted their terms."""
+    left = 1.0 - colluding * largest
+    return min(largest / left, 1.0) if left > 0 else 1.0
+
+
+def cap_of(clients: int, colluding: int) -> float:
+    """Return κ, the largest weight with which no client has more than `SHARE` of what is left.
+
+    Weights may sum to `LEAST` before they sum to one.
+    """
+    return max(LEAST * SHARE / (1 + SHARE * colluding), 1 / clients)
 
 
 def most_weightings(clients: int, colluding: int) -> int:

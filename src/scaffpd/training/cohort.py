@@ -168,7 +168,6 @@ class LocalChannel:
     """Channel to clients in this process, whose oracle answers for all of them at once."""
 
     absent = 0
-    keeps = True
     here = True
 
     def __init__(

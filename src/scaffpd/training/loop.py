@@ -18,7 +18,7 @@ import scaffpd.training.history as disk
 from scaffpd import __version__
 from scaffpd.algorithms.base import Algorithm as Algorithm
 from scaffpd.algorithms.base import RunState
-from scaffpd.errors import ExposedError, InputError, count, positive
+from scaffpd.errors import InputError, count, positive
 from scaffpd.federation import Federation, PrivacyAccount, PrivacySpent, Traffic, Vector
 from scaffpd.models.execution import limit_threads
 from scaffpd.objectives.base import Objective
@@ -225,7 +225,6 @@ class _TrainingRun:
         self.state: RunState
         self.account = federation.account
         self.released = 0
-        self.refusal = ""
         self.done: tuple[RunState, int, Traffic, int]
 
     def begin(self, x0: torch.Tensor | None, before: StartPoint) -> None:
@@ -265,11 +264,6 @@ class _TrainingRun:
                     break
         except KeyboardInterrupt:
             status = Status.INTERRUPTED
-        except (
-            ExposedError
-        ) as refusal:  # x hardly moves any more, and λ does: clients let no further sum be made
-            status = Status.STALLED
-            self.refusal = f" {refusal}"
         finally:
             self._roll_back()
             self._look_up()
@@ -294,13 +288,15 @@ class _TrainingRun:
 
     def _look_up(self) -> None:
         """Look up the losses of the last state, where that was not its turn."""
-        if not self.state.looked_up and bool(torch.isfinite(self.state.x).all()):
+        shown = self.state.shows_losses
+        if shown and not self.state.looked_up and bool(torch.isfinite(self.state.x).all()):
             self.state = replace(self.state, losses=self.federation.evaluate(self.state.x).loss)
             self.history.look_up(self.state.losses)
 
     def _finite(self) -> bool:
         losses = self.state.losses
-        if not self.state.looked_up and np.isnan(losses).all():
+        shown = self.state.shows_losses and self.state.looked_up
+        if not shown and np.isnan(losses).all():
             return bool(torch.isfinite(self.state.x).all())
         limit = EXPLOSION * (1 + np.abs(self.history.first_losses).max())
         return bool(np.all(np.isfinite(losses)) and np.abs(losses).max() <= limit)
@@ -415,7 +411,7 @@ class _TrainingRun:
             message = f"{message} {UNMOVED}"
         if status in (Status.ROUND_LIMIT, Status.STALLED):
             message = f"{message} {self.method.advise(state)}".strip()
-        message = f"{message}{self.refusal} {self.reason}".strip()
+        message = f"{message} {self.reason}".strip()
         x = state.x.detach().cpu().numpy()
         names = tuple(self.federation.names)
         weights = state.weights.copy()

@@ -10,9 +10,17 @@ from typing import Annotated, Self
 from pydantic import BeforeValidator, Field, StringConstraints, ValidationInfo, model_validator
 
 import scaffpd.fields as key
-from scaffpd.algorithms import ALGORITHMS, Algorithm, Fair
+from scaffpd.algorithms import ALGORITHMS, Algorithm, Fair, MinimaxSums
 from scaffpd.algorithms.base import SLOPES, VECTORS
-from scaffpd.data.tabular.agree import PREPARED, REST, VERSION, Column, Schema, checked_schema
+from scaffpd.data.tabular.agree import (
+    PREPARED,
+    REST,
+    VERSION,
+    Column,
+    Schema,
+    checked_schema,
+    width,
+)
 from scaffpd.data.tabular.columns import CATEGORY, NUMBER
 from scaffpd.data.tabular.settings import CLASSIFICATION, CURVES, REGRESSION
 from scaffpd.errors import InputError, unknown
@@ -28,9 +36,12 @@ from scaffpd.run.settings.tables import (
     PrivacyBudget,
     Tolerance,
 )
+from scaffpd.secure.aggregation import FEWEST, cap_of, colluding_of
 
 SILO = {"data": "a silo's silo.toml; a coordinator's federation.toml is needed"}
 MOST_LABELS = 1000  # a softmax has a coefficient of every column for each
+NOT_NEGATIVE = ("logistic", "softmax", "squared")  # losses, as `MinimaxSums` needs them
+LARGEST_SUMS = 2**18  # N d² up to which Hessians are summed: 2 MB to every silo
 NUMBERS = "number"  # the kind of a column without a range
 Categories = Annotated[list[str], Field(min_length=1)]
 ColumnKind = Annotated[
@@ -143,7 +154,29 @@ class FederationTerms(SettingsTable):
         if self.privacy is not None and not given:
             steps = 1 if self.privacy.shared else LOCAL_STEPS  # each costs privacy
             method = changed(method, local_steps=steps)
-        self._method = method
+        self._method = self._safe(method)
+
+    def _safe(self, method: Algorithm) -> Algorithm:
+        """Cap what one silo may weigh; take the method whose losses stay at silos, if there is one.
+
+        It is decided here, from the terms alone, for silos agree to what leaves them.
+        """
+        objective = getattr(method, "objective", None)
+        n = len(self.silos)
+        if objective is None or n < FEWEST:
+            return method
+        if "cap" in objective.arguments() and objective.cap is None:
+            cap = cap_of(n, colluding_of(n, self.colluding))
+            objective = objective.with_arguments(cap=cap)
+            method = changed(method, objective=objective)
+        if method != Fair(objective) or self.privacy is not None or not objective.separable:
+            return method
+        if self.columns is None or self.model.network is not None:
+            return method
+        model = self.linear()
+        d = (width(self.encoding()) + 1) * model.get("classes", 1)  # and more with curves
+        small = d * d * n <= LARGEST_SUMS and model["loss"] in NOT_NEGATIVE
+        return MinimaxSums(objective) if small else method
 
     @property
     def method(self) -> Algorithm:
@@ -163,7 +196,7 @@ class FederationTerms(SettingsTable):
     @property
     def curved(self) -> bool:
         """Whether numbers have curves."""
-        plain = self.privacy is None and isinstance(self.method, Fair)
+        plain = self.privacy is None and isinstance(self.method, Fair | MinimaxSums)
         wanted = self.curves == "on" or (self.curves == AUTO and plain)
         return wanted and self.model.network is None and self.numbers > 0
 

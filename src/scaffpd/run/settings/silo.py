@@ -13,6 +13,7 @@ from scaffpd.data.tabular.formats import ACCEPTED, is_table
 from scaffpd.data.tabular.settings import DECIMALS
 from scaffpd.errors import InputError
 from scaffpd.fields import Needs, SettingsTable, read_toml, validated
+from scaffpd.secure.aggregation import SHARE
 
 FEDERATION = {"silos": "a coordinator's federation.toml; a silo's silo.toml is needed"}
 ALWAYS = "always"
@@ -66,8 +67,9 @@ class SiloLimits(SettingsTable):
 
     rows: key.Count = 20  # the fewest training rows to take part
     runs: key.Count = 20  # the most agreements that the silo ever takes part in
-    # the largest share of a sum that one silo's vector may have
-    share: Annotated[float, Field(ge=1e-6, le=1), Needs("a share above 0, up to 1")] = 0.9
+    # the largest share that one silo's vector may have of a sum from which colluding silos have
+    # subtracted theirs; 1 allows all weight on one silo
+    share: Annotated[float, Field(ge=1e-6, le=1), Needs("a share above 0, up to 1")] = SHARE
     # the largest ε over all runs together, at δ = 1e-5: then only runs with noise are taken part in
     epsilon: key.Positive | None = None
 

@@ -1,0 +1,346 @@
+r"""Minimax from sums: no loss, weight, gradient or Hessian of a client leaves it by itself.
+
+Where ψ and Λ separate by clients (`Objective.separable`), the problem has two variables,
+
+    min_{x,ν} G(x, ν) = ν + Σ φ_i(f_i(x) − ν),    φ_i(t) = max_{0≤l≤κ_i} l t − ψ_i(l),
+
+with λ_i = φ_i'(f_i(x) − ν), which a client knows and nobody else does. G is convex, and min over ν
+is F(x) = max_{λ∈Λ} Σ λ_i f_i(x) − ψ(λ). Off the simplex there is no ν.
+
+Round, at (x, ν) with S = Σ λ_i, g = Σ λ_i c_i/S, A = Σ λ_i H_i/S and B = A + M:
+    (1)  x⁺ = x − B⁻¹g, and ν for it                    x⁺, ν down
+    (2)  S and Σ φ_i'' at (x⁺, ν)                       a masked sum of three numbers up
+    (3)  ν⁺ = ν + (S − 1)/Σ φ_i''                       ν⁺ down
+    (4)  G(x⁺, ν⁺), g⁺ and A⁺                           a masked sum up
+         x⁺ is taken where G falls by a tenth of the promise ½gᵀB⁻¹g; else A is stretched
+    (5)  M: the change of B by which B (x⁺ − x) = g⁺ − g (BFGS)
+
+The Hessian of F is A + C(D − dd ᵀ/Σd)Cᵀ with d_i = φ_i''. Its last part has rank N − 1 at most, and
+M learns it from differences of g ("structured" quasi-Newton, Dennis, Gay and Welsch 1981), for a
+sum Σ d_i c_i could be one client's gradient: d_i is zero for a client with λ_i = 0 or κ_i. So all
+vectors at a point are summed with one weighting, and as S ≥ `LEAST` nobody has more than
+κ_i/`LEAST` of it: (4) is left out where S is below, and (3) goes no farther, by a bound on φ_i''
+above ν. At the start ν = 0: losses are not negative, so that λ_i ≥ p_i and S ≥ 1.
+
+Where ρ is small beside the losses, λ jumps with every step. So ρ begins at the mean loss, and falls
+to the objective's own as fast as the promise does.
+
+**Certificate.** λ is as good as any multiplier. With μ = min μ_i, K = Σ ψ_i(λ_i), f_i ≥ 0 and ψ
+convex,
+
+    S ≥ 1:  F* ≥ Σ λ_i L_i/S − K/S − (1 − 1/S) ψ(0) − ‖g‖²/(2μ)               for λ/S
+    S < 1:  F* ≥ Σ λ_i L_i − (1 − θ)K − θ ψ(κ) − S ‖g‖²/(2μ)                  for λ + θ(κ − λ)
+
+with θ = (1 − S)/(Σ κ_i − S), and F(x) ≤ G(x, ν). All of it comes from sums, and meets F* in the
+end.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scaffpd.algorithms.base import CONVEX, EXACT, OWN_SUMS
+from scaffpd.algorithms.minimax import MinimaxMethod, MinimaxState, length, shrinkage
+from scaffpd.errors import InputError
+from scaffpd.federation import Federation, Vector
+from scaffpd.federation.own_weights import LEAST, NUMBERS, OwnSums, OwnWeights
+from scaffpd.objectives.base import OUT_OF_REACH, Objective
+from scaffpd.objectives.rounding import EPSILON, roundings
+
+# shares of a promise: from the first on a step is taken, from the second on A is not stretched
+TAKEN = 0.1
+GOOD = 0.5
+NOTHING = 0.01  # a smaller stretch is left out
+NEAR = 4.0  # ρ, in promises
+FALL = 16.0  # of ρ in a round, at most
+SLACK = 64  # rounding in the acceptance test, in units of the number format
+CURVED = 1e-10  # of ‖s‖‖y‖: a smaller ⟨s, y⟩ is rounding
+TINY = 1e-250
+
+
+@dataclass(frozen=True)
+class SumsAt:
+    """Sums at one (x, ν).
+
+    Attributes:
+        level: ν.
+        mass: S = Σ λ_i.
+        value: G(x, ν) from above.
+        gained: Σ λ_i (L_i − ν) from below.
+        cost: Σ ψ_i(λ_i).
+        error: Σ λ_i ε_i.
+        size: of all terms.
+        gradient: Σ λ_i c_i/S, on the simplex; else without S.
+        hessian: Σ λ_i H_i/S, the same.
+    """
+
+    level: float
+    mass: float
+    value: float
+    gained: float
+    cost: float
+    error: float
+    size: float
+    gradient: Vector
+    hessian: Vector
+
+
+@dataclass(frozen=True, kw_only=True)
+class MinimaxSumsState(MinimaxState):
+    """A state of the method; `weights` and `losses` are NaN, for nobody sees them.
+
+    Attributes:
+        sums: at x.
+        best: where ν seems to be best at x.
+        jump: how far ν goes where nothing says how far.
+        rho: ρ of the sums, which falls to the objective's own; zero without one.
+        merit: G(x, ν) with that ρ; +∞ where ρ has changed.
+        bent: M.
+        stretch: by how much A is enlarged.
+        lowest: the lowest certificate of earlier points.
+    """
+
+    shows_losses: ClassVar[bool] = False
+
+    sums: SumsAt
+    best: float
+    jump: float
+    rho: float
+    merit: float
+    bent: Vector
+    stretch: float = 0.0
+    lowest: float = np.inf
+
+
+@dataclass(frozen=True)
+class MinimaxSums(MinimaxMethod[MinimaxSumsState]):
+    """Minimax from sums, without anything to tune; see the module.
+
+    Args:
+        objective: (Λ, ψ) that separates: `ChiSquare`, `Tilted`, `Average`, `QFair` or `Nash`.
+    """
+
+    questions: ClassVar[frozenset[str]] = frozenset({OWN_SUMS})
+    needs: ClassVar[frozenset[str]] = frozenset({CONVEX, EXACT})
+    asks_losses: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.objective.separable:
+            raise InputError(
+                "objective-not-separable",
+                f"MinimaxSums needs weights that clients know by themselves, and "
+                f"{self.objective!r} has none: use ScaffPD, which shows losses.",
+            )
+
+    def uncertified(self, state: MinimaxSumsState) -> str | None:
+        """Say why nothing is proven about the result, or return `None`."""
+        return super().uncertified(replace(state, weights=np.ones(len(state.weights))))
+
+    def init(
+        self, federation: Federation, seed: int = 0, x0: Tensor | None = None
+    ) -> MinimaxSumsState:
+        """Ask at x⁰ with ν = 0."""
+        x = federation.start() if x0 is None else x0
+        constants = federation.constants()
+        if not constants.convex or constants.noisy:
+            raise InputError(
+                "not-convex", "MinimaxSums needs convex losses without noise: use ScaffPD."
+            )
+        found = self._summed(federation, self._question(federation, x, 0.0, self.objective), 0.0)
+        if not found.value < OUT_OF_REACH / 2:
+            raise InputError(
+                "start-not-finite",
+                "A loss is negative at the start, or too large for the objective: with Nash raise "
+                "b, else use ScaffPD.",
+            )
+        unseen = np.full(len(federation.names), np.nan)
+        mean = found.gained / found.mass
+        state = MinimaxSumsState(
+            x=x,
+            weights=unseen,
+            losses=unseen,
+            seed=seed,
+            constants=constants,
+            sums=found,
+            best=mean,
+            jump=mean,
+            rho=max(self._target, mean) if self._target else 0.0,
+            merit=np.inf if self._target else found.value,
+            bent=np.zeros_like(found.hessian),
+        )
+        return self._proven(state)
+
+    def round(self, federation: Federation, state: MinimaxSumsState) -> MinimaxSumsState:
+        """Ask about the point that B promises most of, and judge it."""
+        here = state.sums
+        step, promise = _step(here, state.bent, state.stretch)
+        x = state.x + torch.from_numpy(step).to(state.x)
+        known = np.isfinite(state.merit)
+        asked = replace(
+            state,
+            rounds=state.rounds + 1,
+            accepted=False,
+            best=(state.best + here.level) / 2 if known else state.best,
+            stretch=max(4 * state.stretch, 1.0),
+        )
+        question = self._question(federation, x, state.best - promise, self._objective(state.rho))
+        mass, slope, most = self._masses(federation, question)
+        nu = float(question.level)  # as the first silo has it
+        if mass < LEAST and known:
+            return asked
+        if mass < LEAST:
+            fall = (1 - mass) / slope if slope > 0 else state.jump
+            return replace(asked, best=nu + promise - fall, jump=2 * state.jump)
+        there = self._summed(federation, question, nu + _correction(mass, slope, most))
+        change = there.gradient - here.gradient if known else np.zeros(len(step))
+        lowest = min(state.lowest, state.certificate)
+        best, jump = _ahead(there, slope, state.jump)
+        taken = self._proven(
+            replace(
+                asked,
+                x=x,
+                sums=there,
+                merit=there.value,
+                bent=learned(there.hessian, state.bent, step, change),
+                accepted=True,
+                lowest=lowest,
+                best=best,
+                jump=jump,
+            )
+        )
+        gained = state.merit - there.value
+        slack = SLACK * EPSILON * (abs(there.value) + here.size)
+        if gained < TAKEN * promise - slack and not taken.certificate < 0.5 * lowest:
+            return replace(asked, bent=learned(here.hessian, state.bent, step, change))
+        stretch = state.stretch / 2 if state.stretch > NOTHING else 0.0
+        return self._sharper(
+            replace(taken, stretch=stretch if gained >= GOOD * promise else state.stretch)
+        )
+
+    @property
+    def _target(self) -> float:
+        """ρ of the objective; zero without one."""
+        return float(getattr(self.objective, "rho", 0.0))
+
+    def _objective(self, rho: float) -> Objective:
+        return self.objective if rho == self._target else self.objective.with_strength(rho)
+
+    def _sharper(self, state: MinimaxSumsState) -> MinimaxSumsState:
+        """Lower ρ as far as the next step is short beside it."""
+        if state.rho == self._target:
+            return state
+        promise = _step(state.sums, state.bent, state.stretch)[1]
+        rho = max(min(state.rho, NEAR * promise), state.rho / FALL, self._target)
+        if rho == state.rho:
+            return state
+        return replace(state, rho=rho, merit=np.inf, jump=rho)
+
+    def _question(
+        self, federation: Federation, x: Tensor, level: float, objective: Objective
+    ) -> OwnWeights:
+        prior = torch.from_numpy(np.array(objective.weights(len(federation.names))))
+        nu = level if objective.simplex else 0.0
+        return OwnWeights(x, torch.tensor([nu], dtype=torch.float64), prior, objective)
+
+    def _masses(self, federation: Federation, question: OwnWeights) -> tuple[float, float, float]:
+        """Return Σ λ_i, Σ φ_i'' and its bound; off the simplex nobody has to be asked."""
+        if not self.objective.simplex:
+            return 1.0, 0.0, 0.0
+        ones = np.ones(len(federation.names))
+        mass, slope, most = federation.ask(question).added("terms", ones).tolist()
+        return mass, slope, most
+
+    def _summed(self, federation: Federation, first: OwnWeights, nu: float) -> SumsAt:
+        level = torch.tensor([nu], dtype=torch.float64)
+        answers = federation.ask(OwnSums(first, level))
+        found = answers.added("sums", np.ones(len(federation.names))).double().cpu().numpy()
+        nu = float(level)  # as the first silo has it
+        mass, value, gained, cost, error, size = found[:NUMBERS].tolist()
+        d = federation.dimension
+        gradient, upper = np.split(found[NUMBERS:], [d])
+        hessian = np.zeros((d, d))
+        hessian[np.triu_indices(d)] = upper
+        hessian = hessian + np.triu(hessian, 1).T
+        unit = mass if self.objective.simplex else 1.0
+        return SumsAt(
+            nu, mass, nu + value, gained, cost, error, size, gradient / unit, hessian / unit
+        )
+
+    def _proven(self, state: MinimaxSumsState) -> MinimaxSumsState:
+        """Return the state with its certificate; there is none before ρ is the objective's own."""
+        if self.uncertified(state) or (state.rho != self._target):
+            return replace(state, certificate=np.inf, floor=np.inf)
+        n = len(state.weights)
+        found = state.sums
+        p = np.array(self.objective.weights(n))
+        lower, mass, ends = self._lower(found, p)
+        even = np.full(n, state.constants.strong_convexity.min())
+        short = shrinkage(replace(state.constants, strong_convexity=even), p)
+        unit = found.mass if self.objective.simplex else 1.0
+        g = float(length(torch.from_numpy(found.gradient), short.factors))
+        error = short.errors * found.error / unit
+        primal = mass * g**2 / (2 * even[0])
+        most = mass * (g + error) ** 2 / (2 * even[0]) * (1 + 64 * EPSILON)
+        size = found.size + abs(found.level) * (1 + found.mass) + ends
+        floor = EPSILON * (2 * roundings(n) + 64) * size / min(unit, 1.0) + (most - primal)
+        gap = max(found.value - lower, 0.0) + primal + floor
+        return replace(state, certificate=float(gap), floor=float(floor))
+
+    def _lower(self, found: SumsAt, p: Vector) -> tuple[float, float, float]:
+        """Return ⟨L, λ⟩ − ψ(λ) from below for the λ of the certificate, what ‖g‖²/(2μ) counts for,
+        and the size of ψ at the ends of Λ.
+        """
+        S = found.mass
+        if not self.objective.simplex:
+            return found.gained - found.cost, 1 / S, 0.0
+        top = self.objective._most(p)
+        nothing = float(self.objective._penalties(np.zeros(len(p)), p).sum())
+        full = float(self.objective._penalties(top, p).sum())
+        if S >= 1:
+            inner = (found.gained - found.cost - (S - 1) * nothing) / S
+            return found.level + inner, 1.0, nothing + full
+        theta = (1 - S) / max(float(top.sum()) - S, EPSILON)
+        cost = (1 - theta) * found.cost + theta * full
+        return found.gained + found.level * S - cost, S, nothing + full
+
+
+def _correction(mass: float, slope: float, most: float) -> float:
+    """Return how far ν goes towards Σ λ_i = 1, and no farther than `LEAST` surely allows."""
+    if mass > 1 and most > 0:
+        wanted = (mass - 1) / (slope if slope > 0 else most)
+        return min(wanted, (mass - LEAST) / most)
+    return (mass - 1) / slope if slope > 0 else 0.0
+
+
+def _ahead(there: SumsAt, slope: float, jump: float) -> tuple[float, float]:
+    """Return where ν seems to be best, and how far it goes where nothing says."""
+    if slope > 0:
+        return there.level + (there.mass - 1) / slope, jump
+    if there.mass < 1:
+        return there.level - jump, 2 * jump
+    return there.level, jump
+
+
+def _step(here: SumsAt, M: Vector, stretch: float) -> tuple[Vector, float]:
+    """Return −B⁻¹g and ½gᵀB⁻¹g."""
+    step: Vector = np.linalg.solve((1 + stretch) * here.hessian + M, -here.gradient).astype(float)
+    return step, -0.5 * float(here.gradient @ step)
+
+
+def learned(A: Vector, M: Vector, step: Vector, change: Vector) -> Vector:
+    """Return M by which (A + M) s = y: the BFGS update of A + M, where M stays convex."""
+    curved = float(step @ change)
+    least = CURVED * float(np.linalg.norm(step) * np.linalg.norm(change))
+    if not curved > max(least, TINY):
+        return M
+    values, vectors = np.linalg.eigh((M + M.T) / 2)
+    B = A + (vectors * np.maximum(values, 0.0)) @ vectors.T  # the part it stands for is convex
+    along = B @ step
+    bent = B - np.outer(along, along) / float(step @ along) + np.outer(change, change) / curved
+    return np.asarray(bent - A)
