@@ -42,7 +42,7 @@ def offered(monkeypatch, capsys):
         ("scaffpd do", {"doctor"}),
         ("scaffpd compare d", {"digits"}),
         ("scaffpd compare --methods AFL,Sc", {"AFL,ScaffPD", "AFL,Scaffold"}),
-        ("scaffpd compare --cl", {"--client", "--clients"}),
+        ("scaffpd compare --cl", {"--clients"}),
         ("scaffpd silo a", {"agree", "audit"}),
     ],
 )

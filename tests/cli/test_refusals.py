@@ -74,7 +74,7 @@ LINES = {
     "path hospitals --points 0": "setting-invalid",
     # names
     "train hospitls": "no-such-file",
-    "compare digts": "no-such-file",
+    "compare digts": "unknown-name",
     "compare --methods FedAvg,FedPox": "unknown-name",
     "compare --methods ,": "methods-missing",
     f"{QUICK} --task classify": "unknown-name",
@@ -83,9 +83,6 @@ LINES = {
     f"{QUICK} --objective ChiSqare": "unknown-name",
     "train patients.csv --client hospitl --target ill": "unknown-name",
     # options that contradict each other
-    "compare digits --target y": "option-not-applicable",
-    "compare digits --l2 1": "option-not-applicable",
-    "compare good.csv --clients 3": "option-not-applicable",
     "train hospitals --client age": "option-not-applicable",
     "train hospitals good.csv": "name-goes-alone",
     "train patients.csv": "client-missing",

@@ -89,7 +89,7 @@ def test_runs_that_cannot_be_compared_are_refused(place):
         ("runs-differ", {"clients": ["x", "y", "somebody else"]}),
         ("runs-differ", {"reading": reading}),
         ("runs-differ", {"measure": "loss"}),
-        ("not-comparable", {"kind": "compare"}),
+        ("not-comparable", {"kind": "deploy"}),
     ):
         with refuses(code):
             side_by_side([runs[0], (folder, other.model_copy(update=changes))])

@@ -17,7 +17,6 @@ from cases.refusals import refuses
 from cases.runs import Nobody, asked, patients, trained
 from scaffpd.federation import ClientScores
 from scaffpd.run import path as walking
-from scaffpd.run.compared import comparison_record, problem_of
 from scaffpd.run.folder import RunFolder
 from scaffpd.run.path import knee
 from scaffpd.run.prepare import prepare
@@ -25,7 +24,6 @@ from scaffpd.run.record import RunRecord
 from scaffpd.run.recording import record
 from scaffpd.run.settings.run import RunConfig
 from scaffpd.run.train import Trained, settled
-from scaffpd.study.comparison import compare
 from scaffpd.training.metrics import Spread
 
 
@@ -248,40 +246,6 @@ def test_a_fresh_start_leaves_nothing_of_the_old_run(tmp_path):
     left = {p.name for p in (tmp_path / "run").iterdir()}
     assert left == {"config.toml", "checkpoint", "lock"}
     assert not list((tmp_path / "run" / "checkpoint").iterdir())
-
-
-def test_methods_are_compared_on_a_table_as_it_is_trained_on(tmp_path):
-    """Every seed holds out other rows, and each run is what training by hand gives."""
-    file = patients(tmp_path / "patients.csv")
-    config = asked(file)
-    problem = problem_of(config, range(2))
-    found = compare(
-        {"FedAvg": sp.FedAvg()},
-        problem,
-        seeds=range(2),
-        rounds=3,
-        tune=1,
-        processes=1,
-        progress=False,
-    )
-    for seed, own in enumerate(found.runs):
-        rows = problem.silos(seed)
-        cohort = sp.Cohort(rows.train, problem.model, rows.names, test=rows.test)
-        by_hand = cohort.evaluate(
-            sp.train(sp.FedAvg(), cohort, 3, seed=seed, progress=False).x, "test"
-        )
-        np.testing.assert_allclose(own.scores["test"].loss, by_hand.loss, rtol=1e-12)
-    made = comparison_record(found, "scaffpd compare p.csv")
-    scores = np.array([own.scores["test"].accuracy for own in found.runs])
-    assert [s.test_score for s in made.models[0].clients] == pytest.approx(scores.mean(0))
-    assert [s.deviation for s in made.models[0].clients] == pytest.approx(scores.std(0, ddof=1))
-    assert made.models[0].overall.mean == pytest.approx(scores.mean())
-    assert made.models[0].overall.worst_20 == pytest.approx(scores.min(1).mean())
-    first, second = (problem.silos(seed).test[0][0] for seed in range(2))
-    assert not np.array_equal(first, second)
-    assert len(problem.model.l2) == problem.silos(0).train[0][0].shape[1] + 1  # by evidence
-    with refuses("compare-without-test"):
-        problem_of(asked(file, data_test=0.0), range(1))
 
 
 def test_the_average_model_is_certified_where_the_method_asked_for_is_not(tmp_path):

@@ -2,43 +2,26 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from scaffpd.cli.train import ALGORITHMS, PROBLEMS, known_name, requested
-from scaffpd.cli.typer_ext import (
-    AsJson,
-    Quiet,
-    Tables,
-    completing,
-    given_settings,
-    listed,
-    print_json,
-    takes,
-)
-from scaffpd.data.tabular.settings import TableSettings
+from scaffpd.cli.train import ALGORITHMS, PROBLEMS, known_name
+from scaffpd.cli.typer_ext import AsJson, Quiet, completing, listed, print_json
 from scaffpd.errors import InputError, positive, unknown
-from scaffpd.files import make_folder
-from scaffpd.run.settings.tables import ModelSettings
+from scaffpd.files import make_folder, write_file
 
 if TYPE_CHECKING:
-    from scaffpd.study.comparison import Problem
     from scaffpd.training.loop import Algorithm
 
-TABLES: Tables = {"data": TableSettings, "model": ModelSettings}
 
-
-@takes(TABLES, but=("kappa", "personal", "groups"))
 def compare(
     problem: Annotated[
         str,
         typer.Argument(
-            help="digits, hospitals, breast-cancer, synthetic, a table or a CONFIG.toml.",
+            help="digits, hospitals, breast-cancer or synthetic.",
             autocompletion=completing(*PROBLEMS),
         ),
     ] = "digits",
@@ -75,33 +58,29 @@ def compare(
             help="The smaller, the more labels differ.", show_default="0.05; 0.5 for breast-cancer"
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for all runs.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the table and all runs.")] = None,
     processes: Annotated[
         int | None, typer.Option(min=1, help="Runs at a time.", show_default="one per core")
     ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
-    **given: object,
 ) -> None:
     """Many methods on one problem: who serves whom, in one table.
 
-    All have the same partitions, starts, rounds and tuning budget, and are scored on test rows. A
-    table is read as by `scaffpd train`; with --seeds, every seed holds out other rows of it.
+    All have the same partitions, starts, rounds and tuning budget, and are scored on test rows. For
+    rows of your own, see `sp.compare` in Python.
 
     Examples:
         scaffpd compare hospitals --methods FedAvg,Scaff-PD --rounds 20 --tune 1
         scaffpd compare synthetic --clients 5 --tune 1 --rounds 5 --out comparison
-        scaffpd compare patients.csv --client hospital --target ill --tune 1
     """
-    options = dict(locals()) | given
-    for passing in ("problem", "out", "processes", "quiet", "as_json", "given"):
-        del options[passing]
     positive("compare", "--rho", rho)
     if alpha is not None:
         positive("compare", "--alpha", alpha)
-    from scaffpd.study.comparison import compare as compete  # seconds, so not for --help
+    from scaffpd.run.problems import problem as known_problem  # seconds, so not for --help
+    from scaffpd.study.comparison import compare as compete
 
-    chosen = _problem(problem, clients, alpha, seeds, given)
+    chosen = known_problem(known_name(problem), clients, alpha)
     contestants = _methods(methods, rho, local_steps, batch_size)
     comparison = compete(
         contestants,
@@ -114,60 +93,15 @@ def compare(
         strengths=True,
     )
     if out is not None:
-        from scaffpd.run.compared import comparison_record
-        from scaffpd.run.folder import write_files
-        from scaffpd.run.recording import exports
-
-        words = [
-            word
-            for name, value in options.items()
-            if value is not None
-            for word in (f"--{name.replace('_', '-')}", *([] if value is True else [str(value)]))
-        ]
-        command = shlex.join(["scaffpd", "compare", problem, *words])
-        record = comparison_record(comparison, command)
-        record.write(make_folder(out))
-        write_files(out, exports(record))
-        comparison.to_csv(out / "runs.csv")
+        comparison.to_csv(make_folder(out) / "runs.csv")
+        write_file(out / "table.txt", f"{comparison.problem}\n\n{comparison}\n")
     if as_json:
         about = {"problem": chosen.name, "ranked_by": comparison.criterion, "folder": out}
         print_json(about | {"methods": [asdict(line) for line in comparison.table]})
     elif not quiet:
         typer.echo(f"{comparison.problem}\n\n{comparison}")
         if out is not None:
-            typer.echo(f"\nWritten to {out}; to look at: scaffpd report {out}")
-
-
-def _problem(
-    what: str, clients: int | None, alpha: float | None, seeds: int, given: Mapping[str, object]
-) -> Problem:
-    """Return the problem of that name, or that of a table."""
-    name = known_name(what)
-    if name in PROBLEMS:
-        from scaffpd.run.problems import TEST_FRACTION, problem
-
-        values, options = given_settings(TABLES, given)
-        test = values.get("data", {}).get("test", TEST_FRACTION)
-        for key, option in options.items():
-            if key != "data.test":
-                raise InputError(
-                    "option-not-applicable",
-                    f"{name!r} brings its own clients and model: leave {option} out.",
-                )
-        if not isinstance(test, float):
-            raise InputError(
-                "test-not-a-share", f"--test needs a share for {name!r}, got {test!r}."
-            )
-        return problem(name, clients, alpha, test)
-    for key, value in (("clients", clients), ("alpha", alpha)):
-        if value is not None:
-            raise InputError(
-                "option-not-applicable",
-                f"--{key} splits a built-in data set; a table already has its clients.",
-            )
-    from scaffpd.run.compared import problem_of
-
-    return problem_of(requested([what], TABLES, given), range(seeds))
+            typer.echo(f"\nWritten to {out}")
 
 
 def _methods(

@@ -145,9 +145,7 @@ def _proof(model: ModelRecord) -> str:
 def report(
     run: Annotated[
         list[Path],
-        typer.Argument(
-            help="Folder that train, path, demo, compare or deploy wrote; or several of these."
-        ),
+        typer.Argument(help="Folder that train, path, demo or deploy wrote; or several of these."),
     ],
     out: Annotated[
         Path | None,

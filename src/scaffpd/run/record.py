@@ -1,6 +1,6 @@
 """`RunRecord`: what a run was, how it ended and how every client is served, as one JSON file.
 
-`train`, `path`, `compare`, the demo and deployed runs write it as `run.json` into their folder. The
+`train`, `path`, the demo and deployed runs write it as `run.json` into their folder. The
 page, the terminal, `--json` and `predict` read nothing else about a run; several runs are a list of
 records. The models lie beside it, and CSV files are exports that no command reads.
 """
@@ -50,7 +50,6 @@ class ClientScore(RecordPart):
     test_loss: Number = None
     train_score: Number = None  # the run's measure
     test_score: Number = None
-    deviation: Number = None  # of the score over seeds
     clear: bool | None = None  # whether the change from the model before is more than chance
     epsilon: Number = None  # ε_i that the client has spent
 
@@ -62,8 +61,6 @@ class Overall(RecordPart):
     worst_20: float
     worst: float
     worst_client: str = ""
-    mean_sd: Number = None  # standard deviations over seeds
-    worst_20_sd: Number = None
 
     @classmethod
     def of(cls, values: Mapping[str, float | None], upwards: bool) -> Self | None:
@@ -107,13 +104,12 @@ class ModelRecord(RecordPart):
     status: str = ""
     message: str = ""
     certificate: Number = None  # the proven gap
-    rounds: Number = None  # means over seeds in a comparison, as are all costs
+    rounds: Number = None
     exchanges: Number = None
     bytes_up: Number = None
     bytes_down: Number = None
     seconds: Number = None
     strength: Number = None  # the objective's parameter, on a path
-    failure: str = ""  # why a comparison does not rank it
     overall: Overall | None = None
     clients: list[ClientScore] = []
     history: list[RoundRecord] = []
@@ -319,10 +315,10 @@ class TableReading(RecordPart):
 
 
 class RunRecord(RecordPart):
-    """One run of `train`, `path`, `compare`, the demo, or across organisations."""
+    """One run of `train`, `path`, the demo, or across organisations."""
 
     format: Literal[2] = 2
-    kind: Literal["train", "path", "demo", "compare", "deploy", "runs"]
+    kind: Literal["train", "path", "demo", "deploy", "runs"]
     title: str
     command: str = ""  # makes the run again, or goes on with it
     made: str = ""  # when, in UTC

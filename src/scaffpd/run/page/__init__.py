@@ -42,7 +42,6 @@ KINDS = {
     "path": "fairness report of a path from average to worst case",
     "runs": "several runs side by side",
     "demo": "fairness report of the demo",
-    "compare": "report of a comparison",
     "deploy": "report of a deployed run",
 }
 

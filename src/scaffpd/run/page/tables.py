@@ -126,13 +126,9 @@ def uncertain(run: RunRecord, score: ClientScore) -> bool:
 
 
 def _cell(run: RunRecord, score: ClientScore | None) -> Cell:
-    """Show a score, with its standard deviation over seeds where there is one."""
+    """Show a score."""
     value = run.value(score) if score else None
-    text = measured(value, run.measure)
-    if score is not None and score.deviation is not None:
-        spread = f"{100 * score.deviation:.1f}" if run.upwards else plain(score.deviation)
-        text = f"{text} ± {spread}"
-    return Cell(value, text)
+    return Cell(value, measured(value, run.measure))
 
 
 class ScoreTable(NamedTuple):

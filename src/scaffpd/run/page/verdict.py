@@ -96,7 +96,7 @@ def _moved(run: RunRecord, before: float, after: float) -> str:
 
 def answers(run: RunRecord) -> dict[str, str]:
     """Answer the questions of a reader who knows no optimisation, as far as the run can."""
-    if run.kind in ("compare", "runs"):
+    if run.kind == "runs":
         return {}
     paying = run.paying
     found = {"do": _do(run), "much": _much(run), "sure": _sure(run)}
