@@ -12,12 +12,15 @@ if TYPE_CHECKING:
     from scaffpd.data.datasets import breast_cancer as breast_cancer
     from scaffpd.data.datasets import digits as digits
     from scaffpd.data.datasets import synthetic as synthetic
+    from scaffpd.data.flamby import flamby_heart as flamby_heart
+    from scaffpd.data.flamby import tcga_brca as tcga_brca
     from scaffpd.data.hospitals import heart_disease as heart_disease
     from scaffpd.data.partition import dirichlet as dirichlet
     from scaffpd.data.silos import Silos as Silos
 
 _NAMES = {
     "datasets": "beijing_air breast_cancer digits synthetic",
+    "flamby": "flamby_heart tcga_brca",
     "hospitals": "heart_disease",
     "partition": "dirichlet",
     "silos": "Silos",
