@@ -10,6 +10,8 @@ import pytest
 
 import intervals
 import rounds
+import scaffpd as sp
+import solver
 
 SPEED = Path(__file__).resolve().parents[1] / "benchmarks" / "speed"
 
@@ -17,6 +19,16 @@ SPEED = Path(__file__).resolve().parents[1] / "benchmarks" / "speed"
 def test_rounds_are_counted():
     cell = rounds.measure(("synthetic", "ChiSquare", rounds.OURS, 0))
     assert cell["cost"][0] <= 20
+
+
+def test_the_solver_and_its_peer_solve_the_same_problem():
+    clients = solver.labelled(0, 4, 30, 5)
+    for loss in ("squared", "logistic"):
+        cohort = sp.Cohort(clients, sp.Linear(loss, l2=solver.L2))
+        objective = sp.Tilted(0.1)
+        found = sp.train(sp.fair(objective), cohort, tol=1e-9)
+        value = objective.support(cohort.evaluate(found.x).loss)
+        assert solver.lbfgs(clients, loss, objective, 200).fun == pytest.approx(value, abs=1e-7)
 
 
 def test_intervals_cover():

@@ -20,6 +20,7 @@ from scaffpd.models.numerics import (
     norm_above,
     product,
     root_above,
+    squared,
     transposed,
 )
 from scaffpd.models.samples import SHORT, Levers, StackedSamples
@@ -206,10 +207,19 @@ class LinearPoint:
         return self.loss.bend(self.z, self.rows.y, T)
 
     def curvatures(self, V: Tensor) -> Tensor:
-        """Return every client's VᵀH_iV = Σ_j T_jᵀ ℓ''_j T_j / m_i + Vᵀl2 V, (N, k, k), T = A V."""
+        """Return every client's VᵀH_iV = Σ_j T_jᵀ ℓ''_j T_j / m_i + Vᵀl2 V, (N, k, k), T = A V.
+
+        For V = I and one output A is T, and ℓ'' ≥ 0 makes it a square.
+        """
         k = V.shape[1]
         features = self.rows.A.shape[1]
         out = self.ridge.gram(V).repeat(len(self.rows.layout), 1, 1)
+        if self.outputs == 1 and V.shape == (k, k) and torch.equal(V, torch.eye(k).to(V)):
+            bends = self.loss.bends(self.z, self.rows.y)
+            for block in self.rows.blocks:
+                root = (block.weight[..., None] * block.of(bends)).sqrt()
+                out[block.clients] += squared(self.rows.of(block)[0] * root)
+            return out
         for block in self.rows.blocks:
             z = block.of(self.z)
             A, y = self.rows.of(block)

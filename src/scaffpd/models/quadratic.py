@@ -162,19 +162,6 @@ class CompressedPoint(LinearPoint):
         constant = numerics.gamma(self.outputs**2 + 8) * self.data.constant
         return loss + constant + more[0], gradient + more[1]
 
-    def curvatures(self, V: Tensor) -> Tensor:
-        """Return VᵀH_iV; for V = I the Hessians themselves, without a product."""
-        k = V.shape[1]
-        eye = torch.eye(k, dtype=V.dtype, device=V.device)
-        if self.outputs > 1 or V.shape != eye.shape or not torch.equal(V, eye):
-            return super().curvatures(V)
-        out = V.new_empty(len(self.rows.layout), k, k)
-        for block in self.rows.blocks:
-            root = (2 * block.weight).sqrt()[..., None]
-            out[block.clients] = numerics.squared(self.rows.of(block)[0] * root)
-        out.diagonal(dim1=1, dim2=2).add_(self.ridge.times(torch.ones_like(self.x)))
-        return out
-
 
 Profile = Callable[[Tensor, Tensor], Tensor]  # ϕ of eigenvalues h, for clients numbered by owner
 

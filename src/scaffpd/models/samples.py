@@ -394,8 +394,9 @@ class StackedSamples:
         """Powers of two above the largest entries of columns, if these are unlike."""
         if not len(self.A):
             return None
-        least, most = torch.aminmax(self.A, dim=0)
-        exponents = torch.frexp(torch.maximum(most, -least)).exponent
+        # two passes, which take a quarter of the time of `aminmax`
+        most = torch.maximum(self.A.amax(0), -self.A.amin(0))
+        exponents = torch.frexp(most).exponent
         if int(exponents.max() - exponents.min()) <= ALIKE:
             return None
         return torch.ldexp(torch.ones_like(most, dtype=torch.float64), exponents)
