@@ -23,6 +23,7 @@ from scaffpd.algorithms.steps import Theory as Theory
 from scaffpd.errors import InputError as InputError
 from scaffpd.estimators import FairFederatedClassifier as FairFederatedClassifier
 from scaffpd.estimators import FairFederatedRegressor as FairFederatedRegressor
+from scaffpd.estimators import FairFederatedSurvival as FairFederatedSurvival
 from scaffpd.federation import Federation as Federation
 from scaffpd.models import Linear as Linear
 from scaffpd.models import Module as Module

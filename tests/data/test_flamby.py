@@ -23,7 +23,7 @@ def test_fresh_splits_have_the_same_rows(data):
     """Of every site as many, in other places, and the same for the same seed."""
     own, again, other = data(1), data(1), data(2)
     for a, b, c, d in zip(data().train, own.train, again.train, other.train, strict=True):
-        assert abs(len(a[1]) - len(b[1])) <= 2
+        assert abs(len(a[1]) - len(b[1])) <= 5
         np.testing.assert_array_equal(b[0], c[0])
         assert b[0].shape != d[0].shape or not np.array_equal(b[0], d[0])
 

@@ -26,9 +26,10 @@ from scaffpd.estimators.base import (
     Grouping,
     Labels,
 )
+from scaffpd.estimators.survival import FairFederatedSurvival
 from scaffpd.models.losses import loss_named
 
-__all__ = ["FairFederatedClassifier", "FairFederatedRegressor"]
+__all__ = ["FairFederatedClassifier", "FairFederatedRegressor", "FairFederatedSurvival"]
 
 REGRESSIONS = ("squared", "poisson")
 

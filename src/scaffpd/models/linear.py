@@ -171,7 +171,8 @@ class Linear:
         sizes = [len(a) for a in data.features]
         check_range(data.names, sizes, A, "feature")
         for part in torch.split(A, sizes):
-            part -= part.mean(0)
+            # a constant column says nothing, and must not say rounding
+            part -= torch.where(part.amax(0) == part.amin(0), part[0], part.mean(0))
         layout = Ragged(sizes, data.device, dtype)
         share = 1 / layout.sizes[layout.owner].to(dtype)
         rows = StackedSamples(A, torch.as_tensor(y, device=data.device), layout, share)

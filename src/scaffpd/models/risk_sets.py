@@ -28,6 +28,7 @@ from scaffpd.models.samples import Ragged
 EFRON = "efron"
 BRESLOW = "breslow"
 TIES = (EFRON, BRESLOW)
+ROUNDING = 1e-14
 TIME, EVENT, ENTRY, WEIGHT = range(4)  # columns of targets
 
 
@@ -174,4 +175,7 @@ class PartialLikelihood:
     def bend(self, T: Tensor) -> Tensor:
         """Return ∂²/∂z² T for T (rows, k)."""
         q, centre = self._spread(self._sums(T).mean)
-        return q[:, None] * (T - centre)
+        gap = T - centre
+        # columns that are constant among those at risk have no curvature, not one of rounding
+        noise = ROUNDING * T.abs().amax(0) if len(T) else 0.0
+        return q[:, None] * torch.where(gap.abs() > noise, gap, 0)
