@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cases.objectives import contains
 from cases.reference import reference_optimum
 from scaffpd.data import breast_cancer, digits, heart_disease, synthetic
 from scaffpd.objectives import (
@@ -66,7 +67,7 @@ def assert_optimal(result, clients, loss, l2, objective, intercept=False, tolera
     """λ ∈ Λ, λ maximises ⟨f(x), l⟩ − ψ(l), and Σ λ_i ∇f_i(x) = 0: a proof."""
     f, G = losses_and_gradients(clients, loss, l2, result.x, intercept)
     weights = result.weights
-    assert objective.contains(weights)
+    assert contains(objective, weights)
     size = weights @ np.abs(f) + abs(objective.value(weights))
     assert result.value == pytest.approx(objective.support(f), rel=1e-12)
     assert objective.support(f) - (weights @ f - objective.value(weights)) <= tolerance * size

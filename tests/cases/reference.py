@@ -264,7 +264,7 @@ def _proximal_step(start: _Point, factor: float) -> _Point:
     value, weights = smoothed(start.x)
     point = _Point(problem, objective, start.x, weights)
     for _ in range(200):
-        P = objective.prox_jacobian(point.losses, anchor, sigma)
+        P = objective.prox_step(point.losses, anchor, sigma).jacobian()
         direction, _ = point.step(P, identity, np.zeros(len(anchor)))
         slope = float(point.gradient @ direction)
         length = 1.0
@@ -291,7 +291,7 @@ def _polish(point: _Point) -> _Point:
     identity = np.eye(len(point.weights))
     for _ in range(30):
         sigma = point.unit
-        P = objective.prox_jacobian(point.losses, point.weights, sigma)
+        P = objective.prox_step(point.losses, point.weights, sigma).jacobian()
         target = objective.prox(point.losses, point.weights, sigma)
         dx, change = point.step(P, identity - P / sigma, target - point.weights)
         x = point.x + dx

@@ -23,7 +23,7 @@ def test_jacobian_is_the_derivative_of_prox(kind: str, seed: int) -> None:
         [objective.prox(losses + d * h * e, old, sigma) for d in (1.0, -1.0)] for e in np.eye(n)
     ]
     slopes = np.array([(up - down) / (2.0 * h) for up, down in sides]).T
-    jacobian = objective.prox_jacobian(losses, old, sigma)
+    jacobian = objective.prox_step(losses, old, sigma).jacobian()
     np.testing.assert_allclose(jacobian, slopes, atol=3e-8 * max(1.0, sigma) ** 2, rtol=1e-6)
 
 
@@ -32,7 +32,7 @@ def test_jacobian_is_the_derivative_of_prox(kind: str, seed: int) -> None:
 @settings(deadline=None, max_examples=10, derandomize=True)
 def test_jacobian_is_symmetric_between_zero_and_sigma(kind: str, step: Step) -> None:
     objective = step.objective(kind)
-    jacobian = objective.prox_jacobian(step.losses, step.old, step.sigma) / step.sigma
+    jacobian = objective.prox_step(step.losses, step.old, step.sigma).jacobian() / step.sigma
     assert jacobian.shape == (len(step.losses), len(step.losses))
     np.testing.assert_array_equal(jacobian, jacobian.T)
     values = np.linalg.eigvalsh(jacobian)

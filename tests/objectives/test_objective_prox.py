@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from objective_cases import ALL, ON_SIMPLEX, Step, build, optimality_error, powers, steps, vectors
 
+from cases.objectives import contains
 from scaffpd.objectives import ChiSquare, ChiSquareBall, CVaR, Nash
 
 each = pytest.mark.parametrize("kind", ALL)
@@ -20,7 +21,7 @@ def assert_feasible(objective, lam: np.ndarray) -> None:
     assert lam.dtype == np.float64
     assert np.all(np.isfinite(lam))
     assert np.all(lam >= 0.0)
-    assert objective.contains(lam, 1e-12)
+    assert contains(objective, lam, 1e-12)
     if objective.simplex:
         assert abs(lam.sum() - 1.0) <= 1e-15
     if isinstance(objective, CVaR):

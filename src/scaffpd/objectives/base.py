@@ -141,12 +141,8 @@ class Objective(ABC):
         return self.prior
 
     def value(self, weights: ArrayLike) -> float:
-        """Return ψ(λ); +∞ if ψ is not defined. `contains` checks whether λ lies in Λ."""
+        """Return ψ(λ); +∞ if ψ is not defined."""
         return self._value(read_vector(self, "weights", weights))
-
-    def contains(self, weights: ArrayLike, tolerance: float = 1e-9) -> bool:
-        """Return whether λ ∈ Λ up to `tolerance`."""
-        return self._contains(read_vector(self, "weights", weights), tolerance)
 
     def prox(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> Vector:
         """Return argmin_{λ∈Λ} ψ(λ) − ⟨s, λ⟩ + Σ (λ_i − l_i)²/(2σ_i), for one σ or one for each
@@ -157,10 +153,6 @@ class Objective(ABC):
     def prox_step(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> ProxStep:
         """Return prox_σ(s, l) and its derivative in s, an element of the generalised Jacobian."""
         return self._prox_step(*read_step(self, s, l, sigma))
-
-    def prox_jacobian(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> NDArray[np.float64]:
-        """Return ∂ prox_σ(s, l) / ∂s: N×N, positive semidefinite."""
-        return self.prox_step(s, l, sigma).jacobian()
 
     def maximizer(self, losses: ArrayLike) -> Vector:
         """Return argmax_{λ∈Λ} ⟨L, λ⟩ − ψ(λ) (one of them if there are several)."""
@@ -177,9 +169,6 @@ class Objective(ABC):
 
     def _value(self, weights: Vector) -> float:
         return 0.0
-
-    @abstractmethod
-    def _contains(self, weights: Vector, tolerance: float) -> bool: ...
 
     @abstractmethod
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep: ...

@@ -86,13 +86,6 @@ class ChiSquare(Objective):
         p = self.weights(len(weights))
         return float(0.5 * self.rho * np.add.reduce((weights - p) ** 2 / p))
 
-    def _contains(self, weights: Vector, tolerance: float) -> bool:
-        """Return whether λ lies in the simplex and below the cap."""
-        caps = self.caps(len(weights))
-        return simplex.in_simplex(weights, tolerance) and (
-            caps is None or bool(np.all(weights <= caps + tolerance))
-        )
-
     def _prox(self, s: Vector, old: Vector, sigma: Scale) -> Vector:
         """Return λ_i = min(d_i [s_i + l_i/σ_i − ν]₊, κ) with d_i = 1/(ρ/p_i + 1/σ_i) and ν such
         that Σ λ_i = 1.
@@ -215,10 +208,6 @@ class Agnostic(Objective):
     clients that may turn up later. The prior does not enter Λ: it is the start λ⁰, and breaks ties.
     """
 
-    def _contains(self, weights: Vector, tolerance: float) -> bool:
-        """Return whether λ lies in the simplex."""
-        return simplex.in_simplex(weights, tolerance)
-
     def _prox(self, s: Vector, old: Vector, sigma: Scale) -> Vector:
         """Return λ_i = σ_i [s_i + l_i/σ_i − ν]₊ with ν such that Σ λ_i = 1: for one σ, the
         projection of l + σs.
@@ -245,10 +234,6 @@ class Average(Objective):
     The objective of federated averaging (McMahan, Moore, Ramage, Hampson and Agüera y Arcas 2017).
     Its optimum guarantees the smallest prior-weighted mean loss, and nothing for any single client.
     """
-
-    def _contains(self, weights: Vector, tolerance: float) -> bool:
-        """Return whether λ = p up to `tolerance`."""
-        return bool(np.max(np.abs(weights - self.weights(len(weights)))) <= tolerance)
 
     def _maximizer(self, losses: Vector) -> Vector:
         """Return the prior p."""

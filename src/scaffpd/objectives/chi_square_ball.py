@@ -43,11 +43,6 @@ class ChiSquareBall(Objective):
         p = self.weights(n)
         return min(float(np.max(p + np.sqrt(self.delta * p * (1.0 - p)))), 1.0)
 
-    def _contains(self, weights: Vector, tolerance: float) -> bool:
-        """Return whether λ lies in the simplex and in the ball."""
-        near = _distance(weights, self.weights(len(weights))) <= self.delta + tolerance
-        return near and simplex.in_simplex(weights, tolerance)
-
     def _maximizer(self, losses: Vector) -> Vector:
         """Return λ_i = p_i [1 + t(L_i − ν)]₊ with the largest t that keeps λ in the ball."""
         return _farthest(losses, self.weights(len(losses)), self.delta)[0]

@@ -50,12 +50,6 @@ class CVaR(Objective):
         """Return the largest cap."""
         return float(self.caps(n).max())
 
-    def _contains(self, weights: Vector, tolerance: float) -> bool:
-        """Return whether λ lies in the simplex and below its caps."""
-        return simplex.in_simplex(weights, tolerance) and bool(
-            np.all(weights <= self.caps(len(weights)) + tolerance)
-        )
-
     def _prox(self, s: Vector, old: Vector, sigma: Scale) -> Vector:
         """Return λ_i = clip(l_i + σ_i(s_i − ν), 0, p_i/α) with ν such that Σ λ_i = 1."""
         caps, (top, share) = self.caps(len(s)), simplex.relative(sigma, len(s))

@@ -95,9 +95,6 @@ class Excess(Objective):
         """Return ψ(λ) + ⟨b, λ⟩."""
         return self.objective._value(weights) + inner(self.levels(len(weights)), weights)
 
-    def _contains(self, weights: Vector, tolerance: float) -> bool:
-        return self.objective._contains(weights, tolerance)
-
     def _prox(self, s: Vector, old: Vector, sigma: Scale) -> Vector:
         """Return prox_σ(s − b, l)."""
         return self.objective._prox(s - self.levels(len(s)), old, sigma)

@@ -66,10 +66,6 @@ class Nash(Objective):
             return float("inf")
         return float(np.sum(weights * b - p - p * np.log(weights / p)))
 
-    def _contains(self, weights: Vector, tolerance: float) -> bool:
-        """Return whether every weight is positive; Λ is open, so there is no tolerance."""
-        return bool(weights.min() > 0.0)
-
     def _maximizer(self, losses: Vector) -> Vector:
         """Return λ_i = p_i/(b_i − L_i); refuse losses that are not below b, because there is no
         maximum.

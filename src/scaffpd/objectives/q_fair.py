@@ -48,10 +48,6 @@ class QFair(Objective):
         with np.errstate(over="ignore"):
             return float(q / (q + 1.0) * inner(p, (weights / p) ** ((q + 1.0) / q)))
 
-    def _contains(self, weights: Vector, tolerance: float) -> bool:
-        """Return whether λ ≥ 0."""
-        return bool(weights.min() >= -tolerance)
-
     def _maximizer(self, losses: Vector) -> Vector:
         """Return λ_i = p_i [L_i]₊^q."""
         with np.errstate(over="ignore"):

@@ -15,11 +15,6 @@ from scaffpd.objectives.rounding import EPSILON, Vector, above, inner, roundings
 UNEQUAL = 1e3  # ratio of rates in a projection above which a second pass is worth it
 
 
-def in_simplex(weights: Vector, tolerance: float) -> bool:
-    """Return whether λ ∈ Δ up to `tolerance` in every entry and in the sum."""
-    return bool(weights.min() >= -tolerance and abs(weights.sum() - 1.0) <= tolerance)
-
-
 def normalised(weights: Vector) -> Vector:
     """Return λ / Σ λ_i."""
     shares: Vector = weights / np.add.reduce(weights)

@@ -58,10 +58,6 @@ class Tilted(Objective):
         close = xlog1py(ratio, np.maximum(change, -0.5))
         return np.where(np.abs(change) < 0.5, close, xlogy(ratio, ratio)), change
 
-    def _contains(self, weights: Vector, tolerance: float) -> bool:
-        """Return whether λ lies in the simplex."""
-        return simplex.in_simplex(weights, tolerance)
-
     def _prox(self, s: Vector, old: Vector, sigma: Scale) -> Vector:
         """Solve λ_i + k_i log(λ_i/p_i) = l_i + σ_i(s_i − ν) with k_i = σ_iρ.
 
