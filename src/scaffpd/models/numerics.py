@@ -50,40 +50,8 @@ ALONE = 2**18
 ALONE_VECTOR = 9000
 # Unexplained share of a column above which BᵀB has enough digits.
 INDEPENDENT = 0.01
-# Numbers of at most 25 binary digits after the point: sums of their products up to 8 are exact.
-GRID = 2.0**25
 # Smaller side of a matrix up to which eigenvalues are exact.
 EXACT = 1024
-# Ratio of a smallest eigenvalue to its error, to be taken from AᵀA.
-CLEAR = 1e3
-
-
-def skewness(Q: Tensor) -> Tensor:
-    """Bound ‖QᵀQ − I‖ for n matrices with nearly orthonormal columns, (n, rows, columns).
-
-    A matrix with orthonormal columns is as near to Q.
-
-    Q = H + R with H of 25 digits: HᵀH is exact in any order of summation, and the rest is small.
-    """
-    H = (Q * GRID).round() / GRID
-    R, (rows, columns) = Q - H, Q.shape[1:]
-    square = H.mT @ H
-    cross = H.mT @ R
-    rest = R.mT @ R
-    identity = torch.eye(columns, dtype=Q.dtype, device=Q.device)
-    off = (square - identity) + (cross + cross.mT) + rest
-    sizes = norm_above(H, (1, 2)), norm_above(R, (1, 2))
-    distance = norm_above(off, (1, 2))
-    error = gamma(rows + 4) * (2 * sizes[0] + sizes[1]) * sizes[1] + gamma(8) * distance
-    found = distance + error
-    return torch.where(square.diagonal(dim1=1, dim2=2).amax(1) < 2, found, float("inf"))
-
-
-def unexplained(B: Tensor, Q: Tensor, R: Tensor) -> Tensor:
-    """Return ‖b_j − (QR)_j‖ per column of n matrices, from above."""
-    inside = R.shape[1]
-    sizes = norm_above(B, 1) + norm_above(Q, (1, 2))[:, None] * norm_above(R, 1)
-    return norm_above(B - Q @ R, 1) + gamma(inside + 4) * sizes
 
 
 def gram(B: Tensor) -> tuple[Tensor, int]:
@@ -145,8 +113,7 @@ def extreme_values(A: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
 
     A_iᵀA_i is known up to noise_i·‖A_i‖_F². Rounding must not enter a certificate. If G − cI has a
     Cholesky factor in floating point, no eigenvalue of G is below c − γ_{d+2} tr G (Rump 2006,
-    "Verification of positive definiteness"). If that is not enough, the singular values of A_i
-    itself are known up to a share of the largest.
+    "Verification of positive definiteness").
     """
     rows, columns = A.shape[1:]
     if rows < columns:
@@ -160,12 +127,6 @@ def extreme_values(A: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     G.diagonal(dim1=1, dim2=2).sub_(bottom[:, None])
     _, failed = torch.linalg.cholesky_ex(G)
     bottom = torch.where(failed == 0, bottom - slack, 0)
-    if not bool((w[:, 0] > CLEAR * slack).all()):
-        U, s, V = torch.linalg.svd(A, full_matrices=False)
-        left = SAFE * unexplained(A, U * s[:, None], V).square().sum(1).sqrt()
-        skew = skewness(U) + skewness(V.mT)
-        least = (s[:, -1] * (1 - skew) - left).clamp_min(0)
-        bottom = least.square() * (1 - 8 * UNIT)
     return w[:, -1], (bottom - SAFE * noise * trace).clamp_min(0)
 
 

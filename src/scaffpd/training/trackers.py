@@ -7,16 +7,13 @@ import os
 import re
 import time
 import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Self, TypeVar
 
 from scaffpd.errors import InputError, needed
 from scaffpd.federation import Vector
+from scaffpd.files import make_folder
 from scaffpd.training.history import History
 from scaffpd.training.loop import RoundInfo
 
@@ -42,7 +39,7 @@ def labels(names: Sequence[str]) -> list[str]:
 SCALARS = ("certificate", "exchanges", "bytes_up", "bytes_down", "absent", "seconds")
 
 
-class Tracker(AbstractContextManager["Tracker"], ABC):
+class Tracker(AbstractContextManager["Tracker"]):
     """A callback that writes numbers by name and round, without changing the run.
 
     Numbers that are not finite (a certificate before there is one) are left out.
@@ -78,7 +75,7 @@ class Tracker(AbstractContextManager["Tracker"], ABC):
         """Write a row, and only warn on failure: a full disk must not end a long run."""
         try:
             self.write(step, {name: v for name, v in values.items() if math.isfinite(v)})
-        except (InputError, OSError) as error:
+        except Exception as error:  # whatever a library raises
             text = f"Round {step} is not shown, and the run goes on. {error}"
             warnings.warn(text, RuntimeWarning, stacklevel=4)
 
@@ -91,28 +88,18 @@ class Tracker(AbstractContextManager["Tracker"], ABC):
         named = zip(self._labels, values, strict=True)
         return {f"{what} by client/{label}": float(value) for label, value in named}
 
-    @abstractmethod
     def open(self, first: int) -> None:
         """Prepare for a run that starts at row `first`."""
 
-    @abstractmethod
     def write(self, step: int, values: dict[str, float]) -> None:
         """Write numbers durably, in case this process is killed next."""
+        raise NotImplementedError
 
-    @abstractmethod
     def close(self, failed: bool = False) -> None:
         """Close the tracker."""
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(failed=kind is not None)
-
-    def __enter__(self) -> Self:
-        return self
 
 
 class TensorBoard(Tracker):
@@ -129,14 +116,7 @@ class TensorBoard(Tracker):
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         super().__init__()
         self._make = needed("torch.utils.tensorboard", "tensorboard", "tensorboard").SummaryWriter
-        try:
-            self.folder = Path(folder)
-            self.folder.mkdir(parents=True, exist_ok=True)
-        except (TypeError, OSError) as error:
-            reason = getattr(error, "strerror", None) or "a path is expected"
-            raise InputError(
-                "tensorboard-folder", f"TensorBoard cannot write into {folder!r}: {reason}."
-            ) from None
+        self.folder = make_folder(Path(folder))
 
     def open(self, first: int) -> None:
         """Open a new file, which hides earlier rows from `first` on."""
@@ -153,10 +133,6 @@ class TensorBoard(Tracker):
         """Close the file."""
         if self._history is not None:
             self._writer.close()
-
-
-METRICS = 1000  # the most in one request to MLflow
-Answer = TypeVar("Answer")
 
 
 class MLflow(Tracker):
@@ -185,7 +161,7 @@ class MLflow(Tracker):
         self.experiment = experiment
         self.run_name = run_name
         self.run_id = run_id
-        self._client = self._asked(lambda: self._mlflow.MlflowClient(tracking_uri))
+        self._client = self._mlflow.MlflowClient(tracking_uri)
         self._elsewhere = tracking_uri is not None
         self._ours = False  # whether this tracker ends the run
         self._last = -1
@@ -196,10 +172,10 @@ class MLflow(Tracker):
         if active is not None and self.run_id in (None, active.info.run_id):
             self.run_id = active.info.run_id
         else:
-            self.run_id = self._asked(self._start)
+            self.run_id = self._start()
             self._ours = True
         if first > 0:  # rounds that the run has already are not written again
-            known = self._asked(lambda: self._client.get_metric_history(self.run_id, "exchanges"))
+            known = self._client.get_metric_history(self.run_id, "exchanges")
             self._last = max((metric.step for metric in known), default=-1)
 
     def _start(self) -> str:
@@ -217,23 +193,11 @@ class MLflow(Tracker):
         now = int(time.time() * 1000)
         make = self._mlflow.entities.Metric
         metrics = [make(name, value, now, step) for name, value in values.items()]
-        for start in range(0, len(metrics), METRICS):
-            some = metrics[start : start + METRICS]
-            self._asked(partial(self._client.log_batch, self.run_id, metrics=some))
+        self._client.log_batch(self.run_id, metrics=metrics)
 
     def close(self, failed: bool = False) -> None:
         """End the run if this tracker made it."""
         if self._ours:
             status = "FAILED" if failed else "FINISHED"
-            self._asked(lambda: self._client.set_terminated(self.run_id, status))
+            self._client.set_terminated(self.run_id, status)
         self._ours = False
-
-    def _asked(self, question: Callable[[], Answer]) -> Answer:
-        """Ask MLflow, and turn its refusal into a sentence."""
-        try:
-            return question()
-        except self._mlflow.exceptions.MlflowException as error:
-            reason = str(error).strip().split("\n")[0].rstrip(".")
-            raise InputError(
-                "mlflow-refused", f"MLflow cannot be used like this: {reason}."
-            ) from None
