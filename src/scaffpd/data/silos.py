@@ -112,12 +112,12 @@ def carve(pair: Client, fraction: float, random: np.random.Generator) -> tuple[C
     return (X[~out], y[~out]), (X[out], y[out])
 
 
-def checked_fraction(owner: str, fraction: float, name: str = "test_fraction") -> float:
+def checked_fraction(owner: str, fraction: float) -> float:
     """Return `fraction` as a float in [0, 1), or refuse it."""
-    number = real(owner, name, fraction)
+    number = real(owner, "test_fraction", fraction)
     if not 0 <= number < 1:
         raise InputError(
-            "fraction-out-of-range", f"{owner} needs 0 <= {name} < 1, got {fraction!r}."
+            "fraction-out-of-range", f"{owner} needs 0 <= test_fraction < 1, got {fraction!r}."
         )
     return number
 

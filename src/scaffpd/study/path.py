@@ -7,7 +7,7 @@ subspace saddle method hands over more than x: the weights λ, the vectors that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,10 +35,6 @@ def path(
     rounds: int = 1000,
     tol: float | None = None,
     seed: int = 0,
-    make: Callable[[Objective], Algorithm] = Fair,
-    progress: bool | None = None,
-    callbacks: Sequence[Callback] = (),
-    warm: bool = True,
 ) -> list[Result]:
     """Train for each of the objectives; results in their order, up to one that is interrupted.
 
@@ -48,10 +44,6 @@ def path(
         rounds: the most rounds for each.
         tol: the certified gap at which to go on to the next.
         seed: seeds all randomness.
-        make: the algorithm for an objective.
-        progress: show a progress bar for each.
-        callbacks: as for `train`.
-        warm: start each where the last one ended; `False` to see what that is worth.
     """
     if not isinstance(objectives, Sequence) or not objectives:
         raise InputError(
@@ -61,10 +53,7 @@ def path(
     results = list[Result]()
     start = WarmStart()
     for objective in objectives:
-        start = start if warm else WarmStart()
-        results.append(
-            start.train(make(objective), federation, rounds, tol, seed, progress, callbacks)
-        )
+        results.append(start.train(Fair(objective), federation, rounds, tol, seed, None))
         if results[-1].status is Status.INTERRUPTED:
             break
     return results

@@ -38,9 +38,9 @@ class Tally(AbstractContextManager["Tally"]):
     def __exit__(self, *_: object) -> None:
         self.bar.stop()
 
-    def advance(self, text: str, runs: int = 1) -> None:
-        """Redraw after `runs` more runs, the last of which was of `text`."""
-        self.bar.update(self.task, advance=runs, description=text)
+    def advance(self, text: str) -> None:
+        """Redraw after one more run, which was of `text`."""
+        self.bar.update(self.task, advance=1, description=text)
 
 
 class Progress(Tally):
