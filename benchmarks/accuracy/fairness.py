@@ -89,7 +89,7 @@ def rules(losses: Array, b: Array, v: Array, n: Array) -> Mapping[str, Objective
 def held_out(split: Split, curves: str) -> dict[str, list[Array]]:
     """Return the losses of every client's held-out rows, rule by rule."""
     config, prepared = read(split, curves)
-    model = prepared.linear
+    model = prepared.model
     cohort = prepared.cohort(config, sp.Personal(model))
     n = np.array([len(y) for _, y in prepared.train], dtype=float)
 

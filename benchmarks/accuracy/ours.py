@@ -47,7 +47,7 @@ def ours(personal: bool, objective: Callable[[Rows], Objective], curves: str = "
 
     def method(split: Split) -> Array:
         config, prepared = read(split, curves)
-        model = prepared.linear
+        model = prepared.model
         cohort = prepared.cohort(config, sp.Personal(model) if personal else model)
         sizes = np.array([len(y) for _, y in prepared.train], dtype=float)
         fair = sp.fair(objective(sizes))
