@@ -49,7 +49,8 @@ def asked(run: RunRecord) -> str:
     """Return what was asked, as a question."""
     if run.joining is None:
         return run.title
-    what = f"predict “{run.reading.target}”" if run.reading else "train"
+    goal = run.reading.target if run.reading else ""
+    what = f"predict “{goal}”" if goal else "predict times" if run.curves else "train"
     many = several(len(run.clients), run.word)
     return f"{run.title.split(':')[0]}: should {many} {what} together, or alone?"
 
