@@ -22,12 +22,15 @@ from cases.silos import (
     mostly_long,
     run,
 )
-from scaffpd.deploy.board import POST, SiloTrouble
+from scaffpd.deploy.board import BEGIN, POST, SiloTrouble
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.deployed_run import DeployedRun, Outcome
 from scaffpd.deploy.messages import Message, decode, encode
+from scaffpd.deploy.transcript import FIRST
+from scaffpd.federation.own_weights import OwnWeights
 from scaffpd.run.record import RunRecord
 from scaffpd.run.settings.federation import FederationFile
+from scaffpd.secure.keys import SIGNATURE
 
 
 def without_proof(kind, settings="", rounds=4):
@@ -91,6 +94,24 @@ def test_a_silo_that_was_restarted_goes_on_with_the_same_numbers(tmp_path, first
     models_of(path, places)
     assert [(one.client, one.what) for one in events(path)] == [(who, "absent")]
     assert "was restarted" in events(path)[0].sentence
+
+
+def test_a_repeated_round_asks_the_same_to_the_bit(tmp_path):
+    """A second epoch shows no point beside one of the first: its sums would be new."""
+    path, places = federation(tmp_path, replacing=ROUGH)
+    _, transport = run(path, places, {26: [("restart", "va")]})
+    epochs = [[]]
+    for site, question, answer in transport.log:
+        reply = decode(answer)
+        if site == "cleveland" and decode(question).kind == BEGIN:
+            epochs.append([])
+        if site == "cleveland" and reply.kind == POST and reply.values["senders"] == FIRST:
+            asked = decode(reply.arrays[POST].tobytes()[SIGNATURE:])
+            epochs[-1] += [asked.arrays["x"]] if asked.kind == OwnWeights.kind else []
+    first, second = ([x for x in points if x.any()] for points in epochs[1:])
+    apart = np.array([[np.abs(a - b).max() for b in second] for a in first])
+    assert (apart == 0).any()
+    assert (apart[apart > 0] > 1e-4).all()
 
 
 def test_a_silo_that_dies_pauses_the_run_until_it_is_back(tmp_path, fake_clock):

@@ -121,11 +121,12 @@ class Masks:
         for name in cards.keys() - {self.name}:
             try:
                 new = self._fresh.exchange(X25519PublicKey.from_public_bytes(fresh[name]))
+                always = self._identity.shared(cards[name])
             except ValueError:
                 raise InputError(
                     "key-unreadable", f"Silo {name!r} has posted no usable key."
                 ) from None
-            self._secrets[name] = new + self._identity.shared(cards[name])
+            self._secrets[name] = new + always
 
     def add(self, numbers: Ring, transcript: bytes, about: bytes) -> Ring:
         """Return the numbers with all masks of a step, of which everybody's cancel in the sum."""
