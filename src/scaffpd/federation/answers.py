@@ -4,6 +4,7 @@ plain or masked (`Summer`).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Generic, NoReturn, Protocol, TypeVar
 
@@ -128,9 +129,11 @@ class Answers(Generic[Asked]):
                 "vectors-missing",
                 f"The answers have no vectors {part!r} to add up (they have {known}).",
             )
-        return self.federation.sums.sum(
-            part, self.reply.vectors[part], self.asked, self.asked.checked(weights)
-        )
+        vectors = self.reply.vectors[part]
+        if self.federation.sums.hides_vectors:  # they go up now, with their weights
+            numbers = math.prod(vectors.shape or self.asked.like.shape)
+            self.federation.count(exchanges=1, up=numbers * len(self.chosen))
+        return self.federation.sums.sum(part, vectors, self.asked, self.asked.checked(weights))
 
     def each(self, part: str = "") -> Tensor:
         """Return the v_i themselves, (n, …), in the order of the clients asked: for servers that

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from scaffpd.fields import Json
 from scaffpd.objectives import OBJECTIVES, Excess, Objective
 
 Made = TypeVar("Made")
+LOADING = threading.RLock()
 
 
 def kind_of(algorithm: Algorithm) -> str:
@@ -213,24 +215,25 @@ def _searching(folder: Path, entry: str) -> Iterator[None]:
     Several silos of one process may each have a module of the same name.
     """
     top = entry.partition(":")[0].partition(".")[0]
-    taken = {
-        name: module
-        for name, module in sys.modules.items()
-        if _holds(folder, top) and f"{name}.".startswith(f"{top}.")
-    }
-    for name in taken:
-        del sys.modules[name]
-    before = set(sys.modules)
-    sys.path.insert(0, str(folder))
-    importlib.invalidate_caches()
-    try:
-        yield
-    finally:
-        sys.path.remove(str(folder))
-        for name in sys.modules.keys() - before:
-            if _holds(folder, name.partition(".")[0]):
-                del sys.modules[name]
-        sys.modules.update(taken)
+    with LOADING:  # silos of one process load in threads of their own
+        taken = {
+            name: module
+            for name, module in sys.modules.copy().items()
+            if _holds(folder, top) and f"{name}.".startswith(f"{top}.")
+        }
+        for name in taken:
+            del sys.modules[name]
+        before = set(sys.modules)
+        sys.path.insert(0, str(folder))
+        importlib.invalidate_caches()
+        try:
+            yield
+        finally:
+            sys.path.remove(str(folder))
+            for name in sys.modules.keys() - before:
+                if _holds(folder, name.partition(".")[0]):
+                    del sys.modules[name]
+            sys.modules.update(taken)
 
 
 def _holds(folder: Path, module: str) -> bool:
