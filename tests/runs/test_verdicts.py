@@ -122,6 +122,15 @@ CASES = {
         None,
         "Column 'seldom' is missing in 7",
     ),
+    "a time and an event": (
+        with_columns(
+            BASE,
+            followUp=lambda t: np.random.default_rng(5).integers(1, 900, 300),
+            status=lambda t: np.where(t["target"] == "yes", "dead", "alive"),
+        ),
+        None,
+        "'followUp' and 'status' look like times to an event: use --time followUp --event status",
+    ),
     "names of rows": (
         with_columns(BASE, name=lambda t: [f"row {k}" for k in range(300)]),
         None,
@@ -136,8 +145,9 @@ def trained(found, folder, capsys):
     with file.open("w", newline="") as out:
         writer = csv.writer(out)
         writer.writerows([list(found), *zip(*found.values(), strict=True)])
-    words = "--client client --target target --splits 1 --no-report --out"
-    assert cli.run(["train", str(file), *words.split(), str(folder / "run"), "--json"]) == 0
+    target = "status" if "status" in found else "target"
+    words = f"--client client --target {target} --splits 1 --no-report --json --out"
+    assert cli.run(["train", str(file), *words.split(), str(folder / "run")]) == 0
     return json.loads(capsys.readouterr().out)
 
 

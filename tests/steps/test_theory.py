@@ -7,6 +7,7 @@ import pytest
 
 import scaffpd as sp
 from cases.reference import reference_optimum
+from cases.refusals import refuses
 from scaffpd.algorithms.steps.rules import StepProblem
 from scaffpd.data import synthetic
 from scaffpd.federation import Constants
@@ -38,6 +39,38 @@ def test_sc_sc_satisfies_the_four_conditions(rho):
     half = 0.5 + 24 * L / mu
     assert mu * mu_dual * omega**2 - (mu * mu_dual + 48 * mu_dual * L) * omega >= 8 * coupling**2
     assert np.isclose(omega, half + np.sqrt(half**2 + 16 * coupling**2 / (mu * mu_dual)))
+
+
+def test_noise_shortens_constant_steps_as_far_as_the_accuracy_needs():
+    objective = sp.ChiSquare(0.1)
+    exact = sp.Theory().start(problem(objective))
+    assert sp.Theory(noise=1e-3, accuracy=1.0).start(problem(objective)) == exact
+    noisy = sp.Theory(noise=2.0, accuracy=1e-3).start(problem(objective, mu=0.1))
+    assert 1 / (1 - noisy.theta) == pytest.approx(2.0**2 / (0.1 * 1e-3))
+    assert 0.1 * noisy.tau == pytest.approx(4 * (1 - noisy.theta) / noisy.theta)
+    free = problem(sp.Agnostic())
+    assert sp.Theory(noise=2.0, accuracy=1e-3).start(free) == sp.Theory().start(free)
+    for wrong in ({"noise": -1.0}, {"noise": np.nan}, {"accuracy": 0.0}):
+        with refuses("theory-noise"):
+            sp.Theory(**wrong)
+    with refuses("accuracy-missing"):
+        sp.Theory(noise=1.0)
+
+
+def test_the_error_with_minibatches_is_the_one_asked_for():
+    """From the optimum on, all of the error is noise; it follows ε, and stays below it."""
+    cohort = sp.Cohort(synthetic(N=3, d=4, m=30, seed=1), sp.Linear("squared", l2=10.0))
+    best = sp.train(sp.fair(sp.ChiSquare(0.1)), cohort, tol=1e-12).x
+    errors = []
+    for accuracy in (1e-2, 1e-4):
+        steps = sp.Theory(noise=10.0, accuracy=accuracy)
+        method = sp.ScaffPD(sp.ChiSquare(0.1), local_steps=2, batch_size=3, steps=steps)
+        found = []
+        watch = [lambda i, f=found: f.append(10.0 * ((i.state.x.numpy() - best) ** 2).sum())]
+        sp.train(method, cohort, rounds=300, x0=best, progress=False, callbacks=watch)
+        errors.append(np.mean(found[100:]))
+        assert errors[-1] < accuracy
+    assert errors[1] < 0.1 * errors[0]
 
 
 def test_sc_c_follows_condition_4_1():

@@ -17,13 +17,17 @@ with μ = μ_x/4 as in the appendix' remark, started so that (1 − δ)/τ_0 ≥
 with both terms equal (δ = 0.1, c_α = 0.9).
 
 In both, η_ℓ = τ_r/(J η_g) with the η_g ≥ 1 that keeps the drift within the proof's bound,
-36 τ² L_xx/η_g² + 2 τ³ L_xx²/η_g² ≤ τ/16. The conditions are those of exact gradients: with
-minibatches the paper needs smaller steps still (1/(1 − θ) above ζ²/(μ_x ε)), which cannot be
-computed beforehand.
+36 τ² L_xx/η_g² + 2 τ³ L_xx²/η_g² ≤ τ/16.
+
+Minibatches whose gradients have the variance E‖g_i − ∇f_i‖² ≤ ζ² leave an error of
+(1 − θ) ζ²/μ_x under constant steps, so SC-SC takes at least ω = ζ²/(μ_x ε) to reach
+μ_x ‖x − x*‖² = O(ε) (the paper's theorem for SC-SC). Under SC-C τ_r falls as 1/r, and the error
+with it: nothing has to be known.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -50,7 +54,28 @@ class Theory:
 
     SC-SC if ψ is strongly convex, else SC-C. L_xx is max_i L_i and μ_x min_i μ_i, from the data,
     and L_λx is (Σ ‖∇f_i(x⁰)‖²)^½, at the start.
+
+    Args:
+        noise: ζ, the standard deviation of a client's minibatch gradient; 0 for full gradients.
+        accuracy: ε, the μ_x ‖x − x*‖² that is wanted; needed with noise.
     """
+
+    noise: float = 0.0
+    accuracy: float | None = None
+
+    def __post_init__(self) -> None:
+        given = (self.noise,) if self.accuracy is None else (self.noise, self.accuracy)
+        if not all(math.isfinite(value) and value >= 0 for value in given) or self.accuracy == 0:
+            raise InputError(
+                "theory-noise",
+                f"Theory needs noise >= 0 and accuracy above 0, got {self.noise!r} and "
+                f"{self.accuracy!r}.",
+            )
+        if self.noise and self.accuracy is None:
+            raise InputError(
+                "accuracy-missing",
+                "Theory(noise=...) needs accuracy=...: with noise, steps go by the error wanted.",
+            )
 
     def start(self, problem: StepProblem) -> TheoryState:
         """Read the constants and solve for τ, σ, θ."""
@@ -74,6 +99,8 @@ class Theory:
         if mu_dual > 0:
             half = 0.5 + 24 * L_xx / mu_x
             omega = half + np.sqrt(half**2 + 16 * L_dual**2 / (mu_x * mu_dual))
+            if self.accuracy is not None:
+                omega = max(omega, self.noise**2 / (mu_x * self.accuracy))
             tau = 4 / (mu_x * (omega - 1))  # (1 − θ)/θ = 1/(ω − 1)
             sigma = 1 / (mu_dual * (omega - 1))
             return TheoryState(tau, sigma, 1 - 1 / omega, 0.0, L_xx, problem.local_steps)

@@ -47,7 +47,7 @@ from scaffpd.data.tabular.encode import ClientRows, Encoded, Target
 from scaffpd.data.tabular.formats import open_table, stacked
 from scaffpd.data.tabular.read import read_columns
 from scaffpd.data.tabular.settings import CLASSIFICATION, COUNTS, REGRESSION, TableSettings
-from scaffpd.data.tabular.survival import survived
+from scaffpd.data.tabular.survival import recognised, survived
 from scaffpd.errors import InputError, unknown
 from scaffpd.numbers import several
 
@@ -121,8 +121,10 @@ def read_clients(source: TableSettings, seed: int = 0, counting: Counting = plai
             f"All rows have the target {wanted.values[0]:g}: is {source.target!r} the right "
             "column?",
         )
+    looked = [found.goal, *found.features.columns] if source.time is None else []
     remarks = [
         *found.remarks,
+        *recognised(looked, found.goal.name),
         *_task(source, wanted),
         *([f"Target {source.target!r} {wanted.note}."] if wanted.note else []),
         *odd_columns(found.features.columns, len(wanted.values)),

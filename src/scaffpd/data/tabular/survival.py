@@ -3,15 +3,49 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 
 from scaffpd.data.tabular.columns import CATEGORY, DATE, NUMBER, DataColumn, Matrix
 from scaffpd.errors import InputError
 
+TIMES = {"time", "days", "weeks", "months", "years", "futime", "followup", "survival", "duration"}
+EVENTS = {"event", "status", "died", "dead", "death", "deceased", "censored", "relapse", "fustat"}
 SEEN = {"1", "true", "t", "yes", "y", "dead", "died", "deceased", "death", "event", "observed"}
 NOT_SEEN = {"0", "false", "f", "no", "n", "alive", "living", "censored", "survived"}
+
+
+def recognised(columns: Sequence[DataColumn], target: str) -> list[str]:
+    """Say so where the target and another column look like a time and an event, by name and values.
+
+    Predicting who has died, or how long, as if everybody had been followed alike, is wrong.
+    """
+    times = [c for c in columns if c.kind == NUMBER and _called(c, TIMES) and (c.values >= 0).all()]
+    marks = [c for c in columns if _called(c, EVENTS) and _binary(c)]
+    for time, event in product(times, marks):
+        if target in (time.name, event.name):
+            return [
+                f"{time.name!r} and {event.name!r} look like times to an event: use "
+                f"--time {time.name} --event {event.name} in place of --target {target}."
+            ]
+    return []
+
+
+def _called(column: DataColumn, names: set[str]) -> bool:
+    words = re.findall(r"[a-z]+", re.sub(r"([a-z])([A-Z])", r"\1 \2", column.name).lower())
+    return bool(names & {*words, "".join(words)})
+
+
+def _binary(column: DataColumn) -> bool:
+    if column.missing.any():
+        return False
+    try:
+        return len(np.unique(events(column, []))) == 2
+    except InputError:
+        return False
 
 
 def survived(
