@@ -258,7 +258,7 @@ def told(**gains):
         (
             {"alone": 0.1, "average": 0.3, "fair": (0.5, 0.3), "personal": 0.3},
             "fair",
-            "Use one fair model. ",
+            "Use one fair model: the simplest that nothing clearly beats. ",
         ),
         # what helps the worst-served and costs the others is no clear gain
         (

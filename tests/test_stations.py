@@ -85,8 +85,8 @@ def test_the_folder_and_the_words(study, tmp_path):
     said = answers(run)
     assert list(said) == [QUESTIONS[key] for key in ("who", "cost", "sure")]
     new = study.gain(study.shown, ALONE, True).pays == "yes"
-    named = "The 4 new stations, clearly." if new else "Nobody clearly."
-    assert said[QUESTIONS["who"]] == named
+    named = "The 4 new stations, clearly" if new else "Nobody clearly."
+    assert said[QUESTIONS["who"]].startswith(named)
     assert study.gain(study.shown, ALONE, True).range in study.verdict[2]
     errors = [study.error(m, True) for m in (study.shown, ALONE)]
     assert errors[0] < errors[1]

@@ -168,8 +168,9 @@ def test_the_answers_are_those_of_what_joining_brings():
     assert list(answers(told).values()) == [
         "a and b, clearly; for the other 7 it is within noise.",
         "j, clearly.",
-        "Proven for “fair” (converged): on the rows trained on, no model of this kind has an "
-        "objective that is smaller by more than 1.0 · 10⁻⁷. New rows are measured, not proven.",
+        "That training has found the best “fair” for the rows that it learnt from, to within "
+        "1.0 · 10⁻⁷ of what it minimises (converged). How it does on new rows is measured, not "
+        "proven.",
     ]
 
 
@@ -187,7 +188,9 @@ def test_what_is_proven_is_proven_of_the_model_that_is_recommended():
     for advice in ("personal", "alone"):
         run = record(*models, joining=found.model_copy(update={"recommendation": advice}))
         assert run.main.name == "personal"
-        assert answers(run)["What is proven?"].startswith("Proven for “personal”")
+        assert answers(run)["What is proven?"].startswith(
+            "That training has found the best “personal”"
+        )
 
 
 @pytest.mark.parametrize(
@@ -221,7 +224,7 @@ def test_without_joining_the_change_from_before_to_after_answers(clear, do):
     assert "from 70.0\u00a0% to 75.0\u00a0%" in said["How much, and is it clear of noise?"]
     if clear:
         assert said["Who gains?"].startswith("va, clearly" if clear[0] else "Nobody clearly.")
-        assert said["Whom does it cost?"] == ("c, clearly." if clear[2] else "Nobody clearly.")
+        assert said["Who loses?"] == ("c, clearly." if clear[2] else "Nobody clearly.")
 
 
 def changed(told, **changes):
@@ -234,7 +237,7 @@ def test_what_is_proven_is_said():
 
     told = story(TEN, moved(0.1, 0))
     assert cautions(told) == []
-    assert "“fair” (round limit)" in sure(changed(told, status="round limit"))
+    assert "minimises (round limit)" in sure(changed(told, status="round limit"))
     assert sure(changed(told, certificate=None)).startswith("Nothing is proven of “fair”")
     assert "What is proven?" not in answers(changed(told, status="paused"))
     # a gap above the objective itself proves nothing: losses, and so the optimum, are at least zero

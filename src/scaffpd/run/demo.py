@@ -28,7 +28,7 @@ from scaffpd.run.folder import write_files
 from scaffpd.run.prepare import Prepared
 from scaffpd.run.recording import exports, record
 from scaffpd.run.train import Trained, train_model
-from scaffpd.study.gains import ALONE, AVERAGE, CALLED, FAIR, PERSONAL, USE, Joining
+from scaffpd.study.gains import ALONE, AVERAGE, CALLED, FAIR, PERSONAL, SIMPLEST, USE, Joining
 from scaffpd.study.joining import joining, joint_mode
 from scaffpd.training.cohort import Cohort
 from scaffpd.training.metrics import NO, YES, RelativeGain, half_interval
@@ -97,7 +97,10 @@ class StationStudy:
         found = {}
         for key, outcome in (("who", YES), ("cost", NO)):
             names = [name for name, pays in outcomes.items() if pays == outcome]
-            found[key] = f"{' and '.join(names)}, clearly." if names else "Nobody clearly."
+            group = (
+                f"clearly, as a group over {len(self.seeds)} draws (the chart: one by one, of one)"
+            )
+            found[key] = f"{' and '.join(names)}, {group}." if names else "Nobody clearly."
         return found
 
     @property
@@ -108,7 +111,7 @@ class StationStudy:
         errors = [f"{CALLED[m]} {plain(self.error(m, True))}" for m in named]
         costs = {model: f"{100 * self.cost(model):.0f} %" for model in (AVERAGE, FAIR, PERSONAL)}
         return (
-            f"{USE[self.recommendation].format(word='station')}.",
+            f"{USE[self.recommendation].format(word='station')}: {SIMPLEST}.",
             f"Typical error of the {NEW} new stations: {', '.join(errors)}.",
             f"With {CALLED[self.shown]} the loss of the {NEW} new stations is "
             f"{new.than('alone')} ({new.range}); "

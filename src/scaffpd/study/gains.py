@@ -50,6 +50,7 @@ CALLED = {
 }
 LARGE = 0.1  # a gain that would matter
 STRICT = 1.31  # a 99 % interval in units of one of 95 %
+SIMPLEST = "the simplest that nothing clearly beats"
 # how a recommendation begins
 USE = {
     CONSTANT: "These columns do not predict the target",
@@ -204,6 +205,8 @@ class Joining:
             start += f": joining {sure}"
         if best == CONSTANT and self.gain(self.shown, CONSTANT).high > LARGE:
             start = "It is not clear that these columns predict the target"
+        if best == self.shown:
+            start += f": {SIMPLEST}"
         return f"{start}."
 
     @property

@@ -10,6 +10,7 @@ from scaffpd.run.page import vega
 from scaffpd.run.page.tables import (
     FEW,
     TONES,
+    gained,
     lost,
     served,
     shown_models,
@@ -59,7 +60,7 @@ def joining(run: RunRecord) -> Figure | None:
     for client in names:
         own = found.by_client[client]
         tone = TONES[found.pays(client)]
-        moved = percent(found.gain(client), signed=True)
+        moved = percent(gained(found, client), signed=True)
         lines.append(
             {
                 "client": client,

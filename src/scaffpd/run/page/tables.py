@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import exp
+from math import exp, sqrt
 from typing import NamedTuple
 
 from scaffpd.numbers import (
@@ -157,8 +157,14 @@ def served(found: JoiningRecord) -> tuple[str, str, Callable[[JoiningRow], float
 
 
 def lost(found: JoiningRecord) -> str:
-    """Name what gains are of: the loss, or the share of pairs of rows in the wrong order."""
-    return "share of wrong pairs" if found.loss == "cox" else "loss"
+    """Name what gains are of: the loss, the error, or the share of pairs in the wrong order."""
+    return {"cox": "share of wrong pairs", "squared": "error"}.get(found.loss, "loss")
+
+
+def gained(found: JoiningRecord, client: str) -> float:
+    """Return how much lower that is for a client; errors are roots of squared losses."""
+    gain = found.gain(client)
+    return 1 - sqrt(max(1 - gain, 0.0)) if found.loss == "squared" else gain
 
 
 def joining_table(run: RunRecord, found: JoiningRecord) -> ScoreTable:
@@ -168,7 +174,7 @@ def joining_table(run: RunRecord, found: JoiningRecord) -> ScoreTable:
     rows = []
     for client in found.order:
         own = found.by_client[client]
-        gain = found.gain(client)
+        gain = gained(found, client)
         tone = TONES[found.pays(client)]
         values = [of(own[model]) for model in found.models]
         texts = [f"{value:.1f}" if "%" in measure else plain(value) for value in values]

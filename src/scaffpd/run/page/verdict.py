@@ -14,7 +14,7 @@ NEGLIGIBLE = 0.0005  # 0.05 points of accuracy, or this share of an error
 QUESTIONS = {
     "do": "What to do?",
     "who": "Who gains?",
-    "cost": "Whom does it cost?",
+    "cost": "Who loses?",
     "much": "How much, and is it clear of noise?",
     "sure": "What is proven?",
 }
@@ -165,8 +165,9 @@ def _sure(run: RunRecord) -> str:
             f"itself, {plain(main.value)}."
         )
     return (
-        f"Proven for {name} ({main.status}): on the rows trained on, no model of this kind has an "
-        f"objective that is smaller by more than {gap}. New rows are measured, not proven."
+        f"That training has found the best {name} for the rows that it learnt from, to within "
+        f"{gap} of what it minimises ({main.status}). How it does on new rows is measured, not "
+        "proven."
     )
 
 
