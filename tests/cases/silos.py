@@ -194,7 +194,11 @@ def in_one_process(path, places):
 def is_right(path, places, outcome):
     """Every silo has the model of a cohort in this process, and the certificate is the same."""
     assert outcome.final
-    wanted = in_one_process(path, places)
+    ended_alike(path, places, outcome, in_one_process(path, places))
+
+
+def ended_alike(path, places, outcome, wanted):
+    """The outcome and every silo's model are those of a result in this process."""
     assert (outcome.status, outcome.rounds) == (str(wanted.status), wanted.rounds)
     if np.isfinite(wanted.certificate):
         assert outcome.certificate == pytest.approx(wanted.certificate, rel=1e-4)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from functools import partial
 from typing import Literal
 
 import numpy as np
 
 import scaffpd
-from scaffpd.federation import Vector
 from scaffpd.files import csv_text
 from scaffpd.machine import environment
 from scaffpd.models import Linear, Personal
@@ -214,7 +212,7 @@ def joining_record(found: Joining) -> JoiningRecord:
     }
     rows = []
     for i, client in enumerate(found.names):
-        only = partial(_only, i)
+        only = found.only(i)
         for k, model in enumerate(found.models):
             rows.append(
                 JoiningRow(
@@ -240,12 +238,6 @@ def joining_record(found: Joining) -> JoiningRecord:
         totals=totals,
         rows=rows,
     )
-
-
-def _only(i: int, losses: Vector) -> Vector:
-    """Return weights of one client alone."""
-    weights: Vector = np.eye(len(losses))[i]
-    return weights
 
 
 def _gain(found: Joining, model: str, over: str, of: Weights) -> GainInterval | None:

@@ -140,9 +140,9 @@ class Joining:
 
     def gains(self, model: str, over: str = ALONE) -> list[RelativeGain]:
         """Return the gain of every client."""
-        return [self.gain(model, over, self._only(i)) for i in range(len(self.names))]
+        return [self.gain(model, over, self.only(i)) for i in range(len(self.names))]
 
-    def _only(self, i: int) -> Weights:
+    def only(self, i: int) -> Weights:
         """Return weights that count one client alone."""
         one = np.eye(len(self.names))[i]
         return lambda _: one
@@ -151,7 +151,7 @@ class Joining:
         """Return for every client whether its gain is clear: yes, no, or within noise."""
         places = self._places(over, model)
         clients = range(len(self.names))
-        return clearly([self.evidence.difference(*places, self._only(i)) for i in clients])
+        return clearly([self.evidence.difference(*places, self.only(i)) for i in clients])
 
     def losers(self, model: str) -> int:
         """Count the clients that a model costs clearly, against training alone."""
@@ -300,7 +300,7 @@ class Joining:
                     f"test_{self.measure}": float(self.score[k, i]),
                 }
                 for over in (ALONE, AVERAGE):
-                    gain = self.gain(model, over, self._only(i))
+                    gain = self.gain(model, over, self.only(i))
                     for end, value in zip(("", "_low", "_high"), gain, strict=True):
                         known = over != model and math.isfinite(value)
                         row[f"gain_over_{over}{end}"] = value if known else ""

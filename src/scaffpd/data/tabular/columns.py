@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import Final
 
 import numpy as np
@@ -180,7 +181,7 @@ def odd_columns(columns: Sequence[DataColumn], rows: int) -> list[str]:
         if column.categories:  # the order of names must not matter
             _, place, whose = np.unique(values, return_index=True, return_inverse=True)
             values = np.argsort(np.argsort(place))[whose].astype(np.float64)
-        twin = first.setdefault(values.tobytes(), column.name)
+        twin = first.setdefault(sha256(values.tobytes()).digest(), column.name)
         if twin != column.name:
             found.append(f"Columns {twin!r} and {column.name!r} are the same: leave one out.")
     return found

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from scaffpd.numbers import brief, change, percent, plural, whole
+from scaffpd.numbers import brief, change, plural, whole
 from scaffpd.run.page import vega
 from scaffpd.run.page.tables import (
     FEW,
-    TONES,
-    gained,
     lost,
+    marked,
     served,
     shown_models,
     shown_scores,
@@ -59,15 +58,14 @@ def joining(run: RunRecord) -> Figure | None:
     lines: Rows = []
     for client in names:
         own = found.by_client[client]
-        tone = TONES[found.pays(client)]
-        moved = percent(gained(found, client), signed=True)
+        tone, moved = marked(found, client)
         lines.append(
             {
                 "client": client,
                 "before": short(of(own[found.base])),
                 "after": short(of(own[found.shown])),
                 "tone": tone,
-                "change": moved if tone == "quiet" else f"{moved}*",
+                "change": moved,
             }
         )
         points += [{"client": client, "model": m, "value": short(of(own[m]))} for m in models]

@@ -167,6 +167,13 @@ def gained(found: JoiningRecord, client: str) -> float:
     return 1 - sqrt(max(1 - gain, 0.0)) if found.loss == "squared" else gain
 
 
+def marked(found: JoiningRecord, client: str) -> tuple[str, str]:
+    """Return the tone of a client's gain, and the gain in percent, with * where it is clear."""
+    tone = TONES[found.pays(client)]
+    moved = percent(gained(found, client), signed=True)
+    return tone, moved if tone == "quiet" else f"{moved}*"
+
+
 def joining_table(run: RunRecord, found: JoiningRecord) -> ScoreTable:
     """Make a row for every client: how every model serves it, and what joining changes."""
     measure, _, of = served(found)
@@ -174,13 +181,11 @@ def joining_table(run: RunRecord, found: JoiningRecord) -> ScoreTable:
     rows = []
     for client in found.order:
         own = found.by_client[client]
-        gain = gained(found, client)
-        tone = TONES[found.pays(client)]
+        tone, moved = marked(found, client)
         values = [of(own[model]) for model in found.models]
         texts = [f"{value:.1f}" if "%" in measure else plain(value) for value in values]
-        moved = percent(gain, signed=True)
         cells = [Cell(value, text) for value, text in zip(values, texts, strict=True)]
-        cells.append(Cell(gain, moved if tone == "quiet" else f"{moved}*", tone))
+        cells.append(Cell(gained(found, client), moved, tone))
         rows.append(((f"{client} †" if client in few else client,), cells))
     lower = f"how much lower the {lost(found)} is with {CALLED[found.shown]} (* clear of noise)"
     heading = f"{capital(measure)}, on held-out rows; gain: {lower}"
