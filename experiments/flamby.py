@@ -213,7 +213,7 @@ def main() -> None:
     given = parser.parse_args()
     start = time.time()
     theirs = published(given.out)
-    lines = [(given.out / "about.md").read_text().rstrip(), ""]
+    lines = [Path(__file__).with_suffix(".md").read_text().rstrip(), ""]
     with ProcessPoolExecutor(given.processes, mp_context=get_context("spawn")) as pool:
         for data in given.data:
             names = list(baselines(data))
