@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import scaffpd as sp
 from cases.refusals import refuses
 from cases.silos import (
     MODEL,
@@ -14,6 +15,7 @@ from cases.silos import (
     Faulty,
     Killed,
     agree,
+    cohort,
     events,
     federation,
     is_right,
@@ -41,7 +43,7 @@ def without_proof(kind, settings="", rounds=4):
 
 
 WAYS = {
-    "fair": {},
+    "fair": {"rounds = 500\ntol = 1e-6": "rounds = 15\ntol = 0"},
     "ScaffPD": {
         "[objective]": '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 3\n[objective]',
         **ROUGH,
@@ -60,6 +62,11 @@ def test_every_silo_has_the_cohorts_model(tmp_path, way):
     path, places = federation(tmp_path, replacing=WAYS[way])
     outcome, _ = run(path, places)
     is_right(path, places, outcome)
+    if way == "fair":  # and that of another method, on a cohort that hides nothing
+        method = sp.fair(FederationFile.read(path).method.objective)
+        wanted = sp.train(method, cohort(path, places), 12)
+        np.testing.assert_allclose(model_of(path), wanted.x, rtol=0, atol=1e-8)
+        assert wanted.certificate < outcome.certificate < 1e-11
 
 
 def test_what_a_run_leaves(tmp_path):
