@@ -97,8 +97,25 @@ class FixedScale(SubspaceSaddle):
 class WithoutLocalWork(SubspaceSaddle):
     """d = D⁻¹c: no local solves."""
 
-    def _local_work(self, federation: Any, state: Any, c: torch.Tensor) -> torch.Tensor:
-        return c / (state.metric * state.size)
+    def _look(self, federation: Any, state: Any) -> Any:
+        d = state.direction / (state.metric * state.size)
+        return super()._look(Unasked(federation, d), state)
+
+
+class Unasked:
+    """A federation whose local work is known."""
+
+    def __init__(self, federation: Any, d: torch.Tensor) -> None:
+        self.federation = federation
+        self.d = d
+
+    def proximal_steps(self, *_: object) -> Any:
+        """Return what `sum` makes d of."""
+        return self
+
+    def sum(self, _: object) -> torch.Tensor:
+        """Return d, whatever the weights."""
+        return self.d
 
 
 @dataclass(frozen=True)

@@ -207,12 +207,10 @@ def test_proximal_steps(curved, clients):
 
     def steps(f):
         D = 1 + point(f, 7).abs()
-        return f.proximal_steps(
-            gradients(f, clients=clients), point(f, 2), ProximalPlan(0.5, D, steepest=9.0)
-        )
+        return f.proximal_steps(gradients(f, clients=clients), point(f, 2), ProximalPlan(0.5, D))
 
     seen, expected = curved(steps)
-    close(seen.sum(w), expected.sum(w), curved.runtime, steps=20)  # each step rounds
+    close(seen.sum(w), expected.sum(w), curved.runtime, steps=20)
 
 
 @pytest.mark.cover(1)

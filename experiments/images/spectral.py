@@ -316,10 +316,6 @@ class SpectralOracle:
             parts = [*parts, (base, v)]
         return SpectralUpdates(s, rows, parts)
 
-    def proximal_steps(self, at: Any, correction: Tensor, plan: Any) -> Any:
-        """Not asked for here."""
-        raise NotImplementedError
-
 
 class SpectralPoint:
     """All clients at one x."""

@@ -99,16 +99,11 @@ class ProximalPlan:
 
     Attributes:
         pull: β.
-        metric: D, the diagonal of a matrix.
-        limit: most local steps if the model is not solved in closed form.
-        steepest: the largest L_i of all participants. All take the same number of steps, and a
-            client that computes by itself does not know the others.
+        metric: D, the diagonal of a matrix, the same for all outputs of a feature.
     """
 
     pull: float
     metric: Tensor
-    limit: int = 30
-    steepest: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -172,12 +172,6 @@ class CoxOracle:
             d = d + rates * (slope + pull - plan.prox * d)
         return StackedDisplacements(d)
 
-    def proximal_steps(
-        self, at: CoxPoint, correction: Tensor, plan: ProximalPlan
-    ) -> StackedDisplacements:
-        """Return (H_i + βD)⁻¹c exactly."""
-        return at.proximal(correction, plan)
-
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:
         """Return f_i(x) and the concordance of every client."""
         loss, right = self.own_scores(x)

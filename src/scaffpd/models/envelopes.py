@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NoReturn, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -13,7 +13,8 @@ from torch import Tensor
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector
 from scaffpd.federation.modes import ModesAt
-from scaffpd.models.cox import CoxModes, CoxOracle, OwnCoxPoint, refuse_samples
+from scaffpd.federation.questions import EvaluatedPoint
+from scaffpd.models.cox import CoxModes, CoxOracle, CoxPoint, OwnCoxPoint, refuse_samples
 from scaffpd.models.draws import Draws, streams
 from scaffpd.models.execution import parallel_map
 from scaffpd.models.glm import LinearOracle
@@ -27,11 +28,12 @@ from scaffpd.models.oracle import (
     refuse_curvature,
     shift,
 )
-from scaffpd.models.point import Ridge
+from scaffpd.models.point import LinearPoint, Ridge
 from scaffpd.models.quadratic import QuadraticOracle
 from scaffpd.models.samples import PaddedBlock
 
 INNER = 30  # most gradient steps of a personal network
+ROUGH = 1e-3  # residual of a local model, relative, where it is solved by conjugate gradients
 REACH = 2  # of REACH/q accelerated steps, which shrink the distance to u_i by about e^−REACH
 
 
@@ -191,35 +193,6 @@ class PersonalOracle(Envelopes):
             each = each + rates * (point.each() + pull - plan.prox * each)
         return StackedDisplacements(each)
 
-    def proximal_steps(
-        self, at: NewtonPoint | OwnCoxPoint, correction: Tensor, plan: ProximalPlan
-    ) -> StackedDisplacements:
-        """Return (∇²F_i + βD)⁻¹c exactly, from a step of u_i alone.
-
-        With P = βD + l2, (H_i + γP/(γ + P)) e = γc/(γ + P) and d = (c + γe)/(γ + P), for H_i the
-        Hessian of ℓ_i; shared columns have d = e, where γ = ∞.
-        """
-        if isinstance(at, OwnCoxPoint):
-            return at.proximal(correction, plan)
-        c = correction.view(-1, self.outputs)
-        pull = plan.pull * plan.metric.view(-1, self.outputs)
-        pull = (pull + self.ridge.shaped(pull))[:, :1]
-        gamma = self.anchor.gamma.to(c)[..., None]
-        free = 1 / (gamma + pull)
-        share = torch.where(torch.isfinite(gamma), gamma / (gamma + pull), 1)
-        out = c.new_empty(len(self.names), *c.shape)
-
-        def work(block: PaddedBlock) -> None:
-            who = block.clients
-            A, y = at.rows.of(block)
-            bowl = LossHessian(at.loss, A, y, block.of(at.z), block.weight)
-            solve = bowl.solver(share[who] * pull)
-            e = solve((share[who] * c)[..., None])[..., 0]
-            out[who] = free[who] * c + share[who] * e
-
-        parallel_map(work, portions(at.rows, self.dimension), c.device)
-        return StackedDisplacements(out.flatten(1))
-
 
 def own_scores(
     inner: Oracle | LinearOracle | CoxOracle | ModuleOracle, U: Tensor
@@ -344,9 +317,40 @@ class PersonalModuleOracle(Envelopes):
             each = each + rates * (self._trained(x - each, rows)[2] + pull - plan.prox * each)
         return StackedDisplacements(each)
 
-    def proximal_steps(self, *_: object) -> NoReturn:
-        """Refuse: personal networks have no second derivatives."""
+
+def proximal_steps(
+    at: EvaluatedPoint, correction: Tensor, plan: ProximalPlan
+) -> StackedDisplacements:
+    """Return d_i = (∇²F_i + βD)⁻¹c, from a step of u_i alone.
+
+    With P = βD + l2, (H_i + γP/(γ + P)) e = γc/(γ + P) and d = (c + γe)/(γ + P), for H_i the
+    Hessian of ℓ_i; shared columns, and all of one model for all, have γ = ∞ and d = e.
+    """
+    if isinstance(at, CoxPoint):
+        return at.proximal(correction, plan)
+    if not isinstance(at, LinearPoint):
         refuse_curvature()
+    k = at.outputs
+    c = correction.view(-1, k)
+    pull = plan.pull * plan.metric.view(-1, k)
+    pull = (pull + at.ridge.shaped(pull))[:, :1]
+    out = c.new_empty(len(at.rows.layout), *c.shape)
+    gamma = out.new_full((len(out), 1, 1), torch.inf)
+    if isinstance(at, NewtonPoint):
+        gamma = at.anchor.gamma.to(c)[..., None]
+    free = 1 / (gamma + pull)
+    share = torch.where(torch.isfinite(gamma), gamma / (gamma + pull), 1)
+
+    def work(block: PaddedBlock) -> None:
+        who = block.clients
+        A, y = at.rows.of(block)
+        bowl = LossHessian(at.loss, A, y, block.of(at.z), block.weight)
+        solve = bowl.solver(share[who] * pull, ROUGH)
+        e = solve((share[who] * c)[..., None])[..., 0]
+        out[who] = free[who] * c + share[who] * e
+
+    parallel_map(work, portions(at.rows, len(at.x)), c.device)
+    return StackedDisplacements(out.flatten(1))
 
 
 def client_modes(oracle: object, at: ModesAt, start: ClientModes | None) -> ClientModes:

@@ -14,14 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector, same_point
+from scaffpd.federation import Constants, LocalPlan, Vector, same_point
 from scaffpd.federation.questions import Displacements, EvaluatedPoint
 from scaffpd.models.draws import Draws, streams
 from scaffpd.models.execution import parallel_map
 from scaffpd.models.local_steps import (
     FeatureSteps,
     LocalProblem,
-    NearbyGradients,
     Path,
     SampleSteps,
     SpanDisplacements,
@@ -29,7 +28,7 @@ from scaffpd.models.local_steps import (
 )
 from scaffpd.models.losses import Loss
 from scaffpd.models.numerics import largest_eigenvalues
-from scaffpd.models.oracle import StackedDisplacements, shift
+from scaffpd.models.oracle import shift
 from scaffpd.models.point import LinearPoint, Ridge
 from scaffpd.models.samples import PaddedBlock, StackedSamples
 
@@ -208,32 +207,6 @@ class LinearOracle:
             L = self._expected[b]
         return torch.where(L > 0, plan.scale / L, 0)[:, None, None]
 
-    def proximal_steps(
-        self, at: LinearPoint, correction: Tensor, plan: ProximalPlan
-    ) -> Displacements:
-        """Take J accelerated corrected steps in the metric D with the pull βD(u − x).
-
-        J grows with √κ. A minibatch is at most as smooth as the steepest sample.
-        """
-        L = self.smoothness if at.rows is self.rows else self.steepest
-        least = float((self.ridge.times(torch.ones_like(plan.metric)) / plan.metric).min())
-        each_rate, each_momentum, steps = pace(plan, L.double().cpu().numpy(), least)
-        c, D = (self._own(t).mT.contiguous() for t in (correction, plan.metric))
-        rates = torch.from_numpy(each_rate).to(c)[:, None, None]
-        momenta = torch.from_numpy(each_momentum).to(c)[:, None, None]
-        each = c.new_empty(len(rates), *c.shape)
-        stay = self.ridge.shaped(self._own(correction)).mT + plan.pull * D
-
-        def work(block: PaddedBlock) -> None:
-            who = block.clients
-            A, y = at.rows.of(block)
-            z = block.of(at.z)
-            near = NearbyGradients(self.loss, A, y, z, block.of(at.residual), block.weight)
-            each[who] = proximal_steps(near, c, stay, rates[who] / D, momenta[who], steps)
-
-        parallel_map(work, at.rows.blocks, c.device)
-        return StackedDisplacements(each.mT.flatten(1))
-
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:
         """Return f_i(x) and the accuracy (NaN for regression)."""
         point = self.samples(x)
@@ -243,43 +216,3 @@ class LinearOracle:
         if right is not None:
             accuracy = (layout.segment_sum(right.double()) / layout.sizes).cpu().numpy()
         return point.losses.double().cpu().numpy(), accuracy
-
-
-def pace(plan: ProximalPlan, smoothness: Vector, least: float) -> tuple[Vector, Vector, int]:
-    """Return step sizes, momenta and number of steps, with L_i/min D for L_i.
-
-    With μ = `least` + β, `least` = min_j l2_j/D_j and q_i² = μ/(L_i + β) these are 1/(L_i + β), 0
-    if a model is flat, (1 − q_i)/(1 + q_i), and J = ⌈2/q_i⌉ of the slowest client, here or
-    elsewhere, at most the plan's limit.
-    """
-    L = np.append(smoothness, plan.steepest) / float(plan.metric.min()) + plan.pull
-    mu = least + plan.pull
-    q = np.sqrt(np.minimum(np.divide(mu, L, out=np.ones_like(L), where=L > 0), 1))
-    rates = np.divide(1, L, out=np.zeros_like(L), where=L > 0)
-    steps = int(min(plan.limit, np.ceil(2 / max(q.min(), 1e-9))))
-    return rates[:-1], ((1 - q) / (1 + q))[:-1], steps
-
-
-def proximal_steps(
-    near: NearbyGradients, c: Tensor, stay: Tensor, rate: Tensor, momentum: Tensor, steps: int
-) -> Tensor:
-    """Take J steps d⁺ = e + D⁻¹(c + ∇f_i(x − e) − ∇f_i(x) − βD e)/(L_i + β).
-
-    Here e = d + momentum (d − d_prev). They go towards the minimum of the client's model of a step
-    −e from x, f_i(x − e) − ⟨c − c_i, e⟩ + (β/2)‖e‖²_D, which is (L_i + β)-smooth in the metric D.
-
-    Args:
-        near: the clients, with weights 1/m_i.
-        c: the correction, (k, features).
-        stay: l2 + βD, (k, features).
-        rate: D⁻¹/(L_i + β), (n, k, features).
-        momentum: (n, 1, 1).
-        steps: J.
-    """
-    d = e = torch.zeros_like(rate)
-    for _ in range(steps):
-        gradient = near.products.back(near.change(e), torch.addcmul(c, stay, e, value=-1))
-        last = d
-        d = torch.addcmul(e, rate, gradient)
-        e = d + momentum * (d - last)
-    return d

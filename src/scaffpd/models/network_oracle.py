@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from scaffpd.models.draws import Draws, streams
 from scaffpd.models.execution import GraphReplay, parallel_map, thread_count
 from scaffpd.models.network import ROOM, NetworkFunction
 from scaffpd.models.numerics import random_direction
-from scaffpd.models.oracle import StackedDisplacements, StackedPoint, refuse_curvature, shift
+from scaffpd.models.oracle import StackedDisplacements, StackedPoint, shift
 
 Correct = Callable[[Tensor, Tensor], Tensor | None]
 Rows = Sequence[Tensor | None]  # of every client: numbers of its rows, or `None` for all
@@ -416,7 +416,3 @@ class ModuleOracle:
             D = D + own.rates * v
         BUFFERS.free.clear()
         return D
-
-    def proximal_steps(self, *_: object) -> NoReturn:
-        """Refuse: they need second derivatives."""
-        refuse_curvature()

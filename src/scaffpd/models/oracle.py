@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from scaffpd.errors import InputError
-from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector
+from scaffpd.federation import Constants, LocalPlan, Vector
 from scaffpd.federation.questions import Displacements, EvaluatedPoint
 from scaffpd.models.arrays import Array
 
@@ -111,12 +111,6 @@ class Oracle(Protocol):
 
         `at` is a point of this oracle's own `evaluate`, the c_i as an (N, d) tensor, or `None` for
         c_i = 0.
-        """
-
-    def proximal_steps(self, at: Any, correction: Tensor, plan: ProximalPlan) -> Displacements:
-        """Return d_i ≈ argmin ½dᵀH_i d + (β/2)‖d‖²_D − ⟨correction, d⟩.
-
-        `at` is a point of this oracle's own `evaluate`.
         """
 
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:

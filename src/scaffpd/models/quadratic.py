@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector
+from scaffpd.federation import Constants, LocalPlan, Vector
 from scaffpd.federation.questions import Displacements, EvaluatedPoint
 from scaffpd.models import numerics
 from scaffpd.models.execution import parallel_map
@@ -40,7 +40,6 @@ from scaffpd.models.glm import LinearOracle
 from scaffpd.models.local_steps import Path, SpanDisplacements, cheapest_path, local_gain
 from scaffpd.models.losses import Loss
 from scaffpd.models.numerics import SAFE, UNIT, product
-from scaffpd.models.oracle import StackedDisplacements
 from scaffpd.models.point import LinearPoint, Ridge
 from scaffpd.models.samples import Levers, PaddedBlock, Ragged, StackedSamples
 
@@ -380,21 +379,3 @@ class QuadraticOracle(LinearOracle):
             return super().local_updates(x, at, correction, plan)
         _, c = self._first(x, at, correction)
         return self.closed.steps(plan, self.rates(plan), c)
-
-    def proximal_steps(
-        self, at: LinearPoint, correction: Tensor, plan: ProximalPlan
-    ) -> Displacements:
-        """Return (H_i + βD)⁻¹c exactly: by Cholesky in the smaller of rows and features."""
-        c = correction.view(-1, self.outputs)
-        pull = plan.pull * plan.metric.view(-1, self.outputs)
-        e = (self.ridge.shaped(pull) + pull)[None, :, :1]
-        each = c.new_empty(len(self.names), *c.shape)
-
-        def work(block: PaddedBlock) -> None:
-            A, _ = at.rows.of(block)
-            R = A * (2 * block.weight).sqrt()[..., None]
-            solve = numerics.regularised(R, e, raises=True)
-            each[block.clients] = solve(c.expand(len(R), *c.shape))
-
-        parallel_map(work, at.rows.blocks, c.device)
-        return StackedDisplacements(each.flatten(1))

@@ -43,7 +43,6 @@ from scaffpd.models.oracle import (
     Oracle,
     StackedDisplacements,
     StackedPoint,
-    refuse_curvature,
     shift,
 )
 from scaffpd.models.point import Ridge
@@ -157,8 +156,6 @@ class PrivateOracle:
     account: Account
     colluding: int | None
     largest: int
-
-    proximal_steps = refuse_curvature
 
     def __post_init__(self) -> None:
         self.dimension = self.inner.dimension

@@ -30,7 +30,7 @@ from scaffpd.federation import (
 from scaffpd.federation.modes import ModesAt
 from scaffpd.federation.questions import Displacements, EvaluatedPoint, GradientsAt, Question, Reply
 from scaffpd.models.arrays import read_features, read_labels
-from scaffpd.models.envelopes import client_modes, lowest
+from scaffpd.models.envelopes import client_modes, lowest, proximal_steps
 from scaffpd.models.modes import ClientModes
 from scaffpd.models.module import Module
 from scaffpd.models.oracle import ClientData, Oracle
@@ -304,7 +304,7 @@ class AnsweringClients(NamedTuple):
         self, at: GradientsAt, correction: Tensor, plan: ProximalPlan
     ) -> Displacements:
         """Solve the local models at an answered point."""
-        return self.oracle.proximal_steps(self.point(at), correction, plan)
+        return proximal_steps(self.point(at), correction, plan)
 
     def lowest(self) -> Tensor:
         """Return min_u f_i(u), which every client solves by itself."""
