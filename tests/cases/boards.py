@@ -93,12 +93,27 @@ def together(made, board, action):
     return found
 
 
-def trained(cohorts, method, tamper=None, colluding=1, rounds=50, tol=1e-8, meddle=None, **options):
-    """Train at every silo, each with its own rows; results by silo, "" the onlooker's."""
+def trained(
+    cohorts,
+    method,
+    tamper=None,
+    colluding=1,
+    rounds=50,
+    tol=1e-8,
+    meddle=None,
+    journals=None,
+    **options,
+):
+    """Train at every silo, each with its own rows; results by silo, "" the onlooker's.
+
+    `journals` are of an earlier epoch.
+    """
     made, board = sessions(list(cohorts), tamper, **options)
 
     def action(name, session):
         session.tolerance = method.tolerance
+        session.journal = (journals or {}).get(name, session.journal)
+        session.journal.begin(0)
         session.open({})
         own = cohorts[name].channel if name else None
         federation = replica(session, own, colluding, "test")
@@ -157,12 +172,13 @@ def _own(given, who):
     return given._objects[who] if isinstance(given, Many) else given
 
 
-def lockstep(cohorts, colluding=1):
+def lockstep(cohorts, journals=None, colluding=1):
     """The federation of all silos and an onlooker, as one object."""
     made, board = sessions(list(cohorts), patience=20.0)
 
     def action(name, session):
         session.tolerance = 1e-6
+        session.journal = (journals or {}).get(name, session.journal)
         session.open({})
         return replica(session, cohorts[name].channel if name else None, colluding, "test")
 

@@ -14,7 +14,7 @@ from cases.cohorts import linear, pairs
 from cases.refusals import refuses
 from runtimes import NAMES, cohort_of, point_of
 from scaffpd.deploy.replica import replica
-from scaffpd.deploy.transcript import Tampered
+from scaffpd.deploy.transcript import Journal, Tampered
 from scaffpd.federation.own_weights import OwnWeights
 from scaffpd.federation.questions import Question, Reply, Vectors
 from scaffpd.training.settling import by_evidence, settled
@@ -279,3 +279,62 @@ def test_silos_find_the_cohorts_strengths(loss):
         np.testing.assert_allclose(found.x, wanted.strengths.x, atol=1e-8)
         if name:
             np.testing.assert_allclose(own.strength, wanted.model.strength, rtol=1e-6)
+
+
+def epoch(journals, meddle=None):
+    """One epoch of the same run; silos keep their journals."""
+    rows = singles(lambda names: cohort_of("logistic", names), NAMES)
+    method = sp.MinimaxSums(sp.ChiSquare(rho=0.1))
+    return trained(rows, method, rounds=6, tol=None, meddle=meddle, journals=journals)
+
+
+def moved(by):
+    """The first silo is elsewhere with every point, by a share that the tolerance allows."""
+
+    def meddle(name, method, federation):
+        ask = federation.channel.ask
+
+        def elsewhere(question, chosen):
+            x = getattr(question, "x", None)
+            if name == "a" and isinstance(question, OwnWeights) and x.any():
+                with torch.no_grad():
+                    x.mul_(1 + by)
+            return ask(question, chosen)
+
+        federation.channel.ask = elsewhere
+        return method
+
+    return meddle
+
+
+def test_a_point_beside_one_of_an_earlier_epoch_is_refused(tmp_path):
+    """Its sums would be further weightings of nearly the same vectors."""
+    files = {name: tmp_path / f"{name}.jsonl" for name in NAMES}
+    first, _, _ = epoch({name: Journal(file) for name, file in files.items()})
+    for own in ({}, {"a": Journal(files["a"])}):  # without its own journal, and with it
+        journals = {name: Journal(file) for name, file in files.items() if name != "a"} | own
+        found, made, _ = epoch(journals, moved(1e-9))
+        if own:  # processors differ, and the same is proposed as before
+            np.testing.assert_array_equal(found["c"].x, first["c"].x)
+            continue
+        codes = {one.code for name, one in found.items() if isinstance(one, Tampered)}
+        assert codes == {"repeat-differs"}
+        assert "masked terms" not in made["b"].sent  # nobody answered there
+    found, _, _ = epoch({}, moved(1e-9))  # the first time, processors may differ
+    assert found["c"].rounds == 6
+
+
+def test_weightings_of_a_point_are_counted_over_epochs():
+    journals = {name: Journal() for name in NAMES}
+    weights = [[0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4], [0.25, 0.25, 0.25, 0.25]]
+    for place, own in enumerate(weights):
+        for journal in journals.values():
+            journal.begin(place)
+            journal.next_round()
+        silos = lockstep(singles(lambda names: cohort_of("logistic", names), NAMES), journals)
+        at = silos.gradients(point_of(silos))
+        if place < 2:
+            at.sum(np.array(own))
+        else:
+            with refuses("too-many-weightings"):
+                at.sum(np.array(own))

@@ -39,13 +39,13 @@ def test_every_number_of_a_run(tmp_path):
     for i, label in enumerate(labels(NAMES)):
         assert found[f"loss by client/{label}"] == rows(history.losses[:, i])
         assert found[f"weight by client/{label}"] == rows(history.weights[:, i])
-    for name in ("exchanges", "bytes_up", "bytes_down", "absent", "seconds"):
+    for name in ("exchanges", "bytes_up", "bytes_down", "seconds"):
         assert found[name] == rows(history[name])
     finite = [(k, v) for k, v in rows(history["certificate"]) if np.isfinite(v)]
     assert found["certificate"] == finite
     assert found["loss/worst"] == rows(history.losses.max(axis=1))
     assert found["loss/mean"] == rows(history.losses.mean(axis=1))
-    assert len(found) == 6 + 2 + 2 * 6
+    assert len(found) == 5 + 2 + 2 * 6
 
 
 def test_the_numbers_of_a_run_stay_the_same(tmp_path):

@@ -22,7 +22,7 @@ import numpy as np
 from scaffpd.deploy.agreement import Agreement
 from scaffpd.deploy.messages import Json
 from scaffpd.deploy.preparing import Preparing, Rows
-from scaffpd.deploy.transcript import Session, Tampered
+from scaffpd.deploy.transcript import STATE, Journal, Session, Tampered
 from scaffpd.errors import InputError
 from scaffpd.federation import ClientScores, Federation
 from scaffpd.files import write_file
@@ -60,6 +60,12 @@ class RunStates:
         """Return rounds and transcripts, the latest last."""
         states: list[list[object]] = _read(self._file, [])
         return states
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of the last state."""
+        known = self.known()
+        return int(str(known[-1][0])) if known else 0
 
     def note(self, rounds: int, digest: bytes) -> None:
         """Keep the checkpoint of a round that has ended."""
@@ -119,12 +125,15 @@ def take_part(
         after: called after every round.
     """
     session.tolerance = terms.method.tolerance
+    if rows is not None and terms.privacy is None:  # with noise, a repeat is another release
+        session.journal = Journal(states.folder / "asked.jsonl")
     own = None if rows is None else rows.commitment()
     facts = session.open({"rows": own, "states": states.known()})
     commitments = {name: fact.get("rows") for name, fact in facts.items()}
     states.same("rows.json", commitments)
     before = states.restore([coordinator, *(_states(fact) for fact in facts.values())])
-    session.propose("state", {"state": before}, {})
+    session.propose(STATE, {"state": before}, {})
+    session.journal.begin(states.rounds)
     about = hashlib.sha256(agreement.digest + repr(sorted(commitments.items())).encode())
     ready = Preparing(session, agreement, terms, rows, about.hexdigest()).run()
 

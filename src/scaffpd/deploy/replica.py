@@ -6,8 +6,8 @@ that processors that differ in the last digit go on from the same point. Numbers
 reveals of every silo (`Question.scalars`) are one exchange in the clear, which the agreement lists;
 vectors leave only as masked terms of a sum over all silos.
 
-At one point x, sums with min(2, N − t − 1) weightings are made at most, over the whole run: with
-more, t silos could work out what another one has added.
+At one point x, sums with min(2, N − t − 1) weightings are made at most, over all epochs of a run:
+with more, t silos could work out what another one has added.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scaffpd.deploy.messages import Array, Json
-from scaffpd.deploy.transcript import NEAR, Session
+from scaffpd.deploy.messages import Array, Json, JsonMapping
+from scaffpd.deploy.transcript import END, NEAR, Session
 from scaffpd.errors import InputError
 from scaffpd.federation import Channel, Constants, Federation, PrivacyAccount, Vector
 from scaffpd.federation.modes import ModesAt
@@ -44,7 +44,6 @@ from scaffpd.privacy.oracle import SumTerms
 from scaffpd.secure.ring import Places
 
 FACTS = ("smoothness", "strong_convexity", "steepest", "samples", "convex", "quadratic", "noisy")
-END = "end"
 SHARED = "shared noise"
 DIGITS = 12  # of weights: others are the same weighting
 
@@ -167,7 +166,6 @@ class ReplicaChannel:
         about: what identifies agreement and rows of all silos.
     """
 
-    absent = 0
     here = False
 
     def __init__(self, session: Session, own: Channel | None, about: str) -> None:
@@ -217,15 +215,15 @@ class ReplicaChannel:
 
     def decided(self, status: str | None) -> str | None:
         """Return whether the run ends, and how, as the first silo has decided."""
-        if self.session.proposes:
-            if status is not None:
-                self.session.propose(END, {"status": str(status)}, {})
-            return status
-        upcoming = self.session.upcoming()
-        if upcoming.kind != END:
+        values: JsonMapping | None = None if status is None else {"status": str(status)}
+        if not self.session.proposes:
+            upcoming = self.session.upcoming()
+            values = upcoming.values if upcoming.kind == END else None
+        if values is None:
+            self.session.journal.next_round()
             return None
-        self.session.propose(END, upcoming.values, {})
-        return str(upcoming.values.get("status"))
+        self.session.propose(END, values, {})
+        return str(values.get("status"))
 
     def constants(self) -> Constants:
         """Return what all silos say of their losses, in the clear, once."""
@@ -285,7 +283,6 @@ class ReplicaSums:
         self.colluding = colluding
         self.most = min(2, n - colluding - 1)  # weightings at one point
         self.allows_reweighting = self.most > 1
-        self._seen: dict[str, set[bytes]] = {}
         self._last = Places.usual(1, n)
 
     def shown(self, question: Question, reply: Reply) -> Reply:
@@ -362,13 +359,13 @@ class ReplicaSums:
     def _check(self, place: str, weights: Vector, level: Tensor | None) -> None:
         """Refuse one weighting too many of what was answered at one point; ν makes another one."""
         size = float(np.abs(weights).max(initial=0.0)) or 1.0
-        seen = self._seen.setdefault(place, set())
         own = b"" if level is None else level.numpy().tobytes()
-        seen.add(np.round(weights / size, DIGITS).tobytes() + own)
-        if len(seen) > self.most:
+        rounded = np.round(weights / size, DIGITS) + 0.0  # no −0
+        count = self.session.journal.weighted(place, rounded.tobytes() + own)
+        if count > self.most:
             raise InputError(
                 "too-many-weightings",
-                f"The method sums the same vectors with {len(seen)} weightings, but only "
+                f"The method sums the same vectors with {count} weightings, but only "
                 f"{self.most} are safe with {len(weights)} silos ({self.colluding} may collude).",
             )
 

@@ -11,15 +11,19 @@ signatures, with the keys of the agreement, and adds up by itself. Masks are der
 which the proposal is: silos that were shown different proposals add up to noise.
 
 An epoch begins with every start of a process: each silo posts the agreement's hash, a fresh key, a
-commitment to its rows, and the states that it can go on from.
+commitment to its rows, and the states that it can go on from. What was proposed in an earlier epoch
+is proposed again to the bit, or refused (`Journal`): a point beside it would have further sums.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from base64 import b64decode, b64encode
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -28,6 +32,7 @@ from numpy.typing import NDArray
 from scaffpd.deploy.messages import Array, Json, JsonMapping, Message, decode, encode
 from scaffpd.errors import InputError
 from scaffpd.federation import Traffic, Vector
+from scaffpd.files import JsonLines
 from scaffpd.secure.keys import SIGNATURE, Card, Identity, Masks
 from scaffpd.secure.ring import Places, Ring, add, narrow, wide
 
@@ -35,6 +40,9 @@ FIRST = "first"  # who posts at a step
 ALL = "all"
 NEAR = 1e-9  # numbers of a proposal may differ by this share of the largest, whatever the method
 EPOCH = "epoch"
+STATE = "state"  # the proposals about an epoch itself
+END = "end"
+SMALL = 2**16  # bytes of a proposal up to which the first silo stores it, to propose it again
 
 
 class Tampered(InputError):
@@ -46,6 +54,81 @@ class Link(Protocol):
 
     def exchange(self, step: int, senders: str, own: bytes | None) -> Mapping[str, bytes]:
         """Post `own` at a step, and return the posts of the first silo or of all by name."""
+
+
+class Journal:
+    """What a silo was asked in a run, over all epochs: proposals by their place, and weightings.
+
+    Args:
+        file: where it is written before a post leaves; by default nowhere.
+    """
+
+    def __init__(self, file: Path | None = None) -> None:
+        self._lines = None if file is None else JsonLines(file)
+        self._hashes: dict[str, str] = {}
+        self._bodies: dict[str, str] = {}
+        self._weightings: defaultdict[str, set[str]] = defaultdict(set)
+        self._new: list[list[str]] = []
+        self.begin(0)
+        for entries in () if self._lines is None else self._lines.read():
+            for entry in entries:
+                self._note(*entry)
+
+    def begin(self, rounds: int) -> None:
+        """Begin an epoch that goes on after so many rounds."""
+        self._rounds = rounds
+        self._place = "start"
+        self._counts = Counter[str]()
+
+    def next_round(self) -> None:
+        """Go on with the proposals of the next round."""
+        self._place = f"round {self._rounds}"
+        self._rounds += 1
+        self._counts.clear()
+
+    def key(self, kind: str) -> str:
+        """Name the next proposal of a kind."""
+        self._counts[kind] += 1
+        return f"{self._place} {kind} {self._counts[kind]}"
+
+    def before(self, key: str) -> bytes | None:
+        """Return what this silo itself has proposed there."""
+        return b64decode(self._bodies[key]) if key in self._bodies else None
+
+    def proposed(self, key: str, body: bytes, own: bool) -> None:
+        """Note a proposal; refuse one that was another in an earlier epoch."""
+        found = hashlib.sha256(body).hexdigest()
+        if self._hashes.get(key, found) != found:
+            raise Tampered(
+                "repeat-differs",
+                "The first silo repeats a step of an earlier start with other numbers: go on where "
+                "it ran before, or with a new agreement.",
+            )
+        if key not in self._hashes:
+            again = b64encode(body).decode() if own and len(body) <= SMALL else ""
+            self._new.append(["", key, found, again])
+            self._note(*self._new[-1])
+
+    def weighted(self, point: str, weighting: bytes) -> int:
+        """Note a weighting at a point, and return how many there are."""
+        found = hashlib.sha256(weighting).hexdigest()
+        if found not in self._weightings[point]:
+            self._new.append([point, found])
+            self._note(*self._new[-1])
+        return len(self._weightings[point])
+
+    def write(self) -> None:
+        """Write down what is new."""
+        if self._new and self._lines is not None:
+            self._lines.append(self._new)
+        self._new.clear()
+
+    def _note(self, point: str, name: str, found: str = "", body: str = "") -> None:
+        if point:
+            self._weightings[point].add(name)
+        else:
+            self._hashes[name] = found
+            self._bodies |= {name: body} if body else {}
 
 
 @dataclass(eq=False)
@@ -60,11 +143,12 @@ class Session:
     tolerance: float = NEAR  # by how much a proposal may differ from one's own, as a share
     wire: Traffic = field(default_factory=Traffic)
     before: Callable[[], None] = lambda: None  # called before a post leaves
+    journal: Journal = field(default_factory=Journal)
     sent: dict[str, list[int]] = field(default_factory=dict, init=False)  # posts and bytes by kind
     step: int = field(default=0, init=False)
     digest: bytes = field(default=b"", init=False)  # T
     _masks: Masks | None = field(default=None, init=False, repr=False)
-    _next: Message | None = field(default=None, init=False, repr=False)
+    _next: bytes | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.names = tuple(self.cards)
@@ -107,6 +191,7 @@ class Session:
         own = None
         if body is not None and self.identity is not None:
             self.before()
+            self.journal.write()
             own = self.identity.sign(said + body) + body
             count, size = self.sent.get(kind, (0, 0))
             self.sent[kind] = [count + 1, size + len(own)]
@@ -138,20 +223,22 @@ class Session:
     def upcoming(self) -> Message:
         """Return the first silo's next proposal, which is not its turn to make here."""
         if self._next is None:
-            (body,) = self._exchange("proposal", FIRST, None).values()
-            self._next = decode(body)
-        return self._next
+            (self._next,) = self._exchange("proposal", FIRST, None).values()
+        return decode(self._next)
 
     def propose(
         self, kind: str, values: JsonMapping, arrays: Mapping[str, Array]
     ) -> tuple[Json, dict[str, Array]]:
         """Return the first silo's question, once it is found to be the one expected here."""
-        own = Message(kind, values, arrays)
+        key = self.journal.key(kind)
         if self.proposes:
-            self._exchange("proposal", FIRST, encode(own))
-            return dict(values), dict(arrays)
-        theirs = self.upcoming()
-        self._next = None
+            body = self.journal.before(key) or encode(Message(kind, values, arrays))
+            self._exchange("proposal", FIRST, body)
+            theirs = decode(body)
+        else:
+            theirs = self.upcoming()
+            body = self._next or b""
+            self._next = None
         if theirs.kind != kind or theirs.arrays.keys() != arrays.keys():
             raise _unexpected(kind, theirs.kind)
         adopted = _same(values, theirs.values, self.tolerance)
@@ -164,6 +251,8 @@ class Session:
             size = np.abs(array[np.isfinite(array)]).max(initial=0)
             if not np.all(np.abs(np.diff(pair, axis=0)) <= self.tolerance * size):
                 raise _unexpected(kind, name)
+        if kind not in (STATE, END):
+            self.journal.proposed(key, body, self.proposes)
         return adopted, dict(theirs.arrays)
 
     # --- what all silos post

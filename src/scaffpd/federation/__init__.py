@@ -131,10 +131,6 @@ class Channel(Protocol):
         """Number of numbers that a pass over the training features reads; infinite if unknown."""
 
     @property
-    def absent(self) -> int:
-        """Number of clients that do not answer at present."""
-
-    @property
     def account(self) -> PrivacyAccount | None:
         """Account of private clients' releases; `None` if they are not private, or keep their own
         privacy ledger.

@@ -88,7 +88,6 @@ class RoundRecord(RecordPart):
     exchanges: int = 0  # since the start of the run, as are bytes and seconds
     bytes_up: int = 0
     bytes_down: int = 0
-    absent: int = 0
     seconds: float = 0.0
     losses: list[Number] = []  # f_i; null where a client was not a member or hides its loss
     weights: list[Number] = []  # λ_i

@@ -167,7 +167,6 @@ class Split(NamedTuple):
 class LocalChannel:
     """Channel to clients in this process, whose oracle answers for all of them at once."""
 
-    absent = 0
     here = True
 
     def __init__(

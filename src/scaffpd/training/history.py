@@ -35,7 +35,6 @@ SCALARS = {
     "exchanges": np.int64,
     "bytes_up": np.int64,
     "bytes_down": np.int64,
-    "absent": np.int64,
     "seconds": np.float64,
 }
 MANY = 10_000  # clients, above which a history stores quantiles by default
@@ -72,8 +71,8 @@ class History:
         self._clients: dict[int, tuple[Vector, Vector]] = {}  # losses and weights by row
         self._spread: list[Vector] = []
 
-    def append(self, state: RunState, traffic: Traffic, seconds: float, absent: int = 0) -> None:
-        """Add the row of a finished round; for `absent` clients, earlier answers were used."""
+    def append(self, state: RunState, traffic: Traffic, seconds: float) -> None:
+        """Add the row of a finished round."""
         row = {
             "round": state.rounds,
             "certificate": state.certificate,
@@ -81,7 +80,6 @@ class History:
             "exchanges": traffic.exchanges,
             "bytes_up": traffic.bytes_up,
             "bytes_down": traffic.bytes_down,
-            "absent": absent,
             "seconds": seconds,
         }
         n = len(self)

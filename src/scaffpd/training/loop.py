@@ -246,9 +246,7 @@ class _TrainingRun:
 
     def _record(self) -> None:
         seconds = time.perf_counter() - self.clock
-        self.history.append(
-            self.state, self.federation.traffic, seconds, self.federation.channel.absent
-        )
+        self.history.append(self.state, self.federation.traffic, seconds)
 
     def until(self, rounds: int, tol: float | None, callbacks: Sequence[Callback]) -> Status:
         """Make rounds until one of the named outcomes."""

@@ -36,7 +36,7 @@ def labels(names: Sequence[str]) -> list[str]:
     return found
 
 
-SCALARS = ("certificate", "exchanges", "bytes_up", "bytes_down", "absent", "seconds")
+SCALARS = ("certificate", "exchanges", "bytes_up", "bytes_down", "seconds")
 
 
 class Tracker(AbstractContextManager["Tracker"]):
