@@ -65,10 +65,12 @@ def evidence(loss, clients, tau, omega, scale=1.0, outputs=1):
     for _ in range(60):
         value, gradient, hessian = joint(*parts, t)
         step = np.linalg.solve(hessian, gradient)
-        if gradient @ step < 1e-17:
+        left = gradient @ step
+        if left < 1e-17:
             break
         length = 1.0
-        while joint(*parts, t - length * step)[0] > value and length > 1e-9:
+        # nearer than that, whole steps converge, and values are equal to their last digits
+        while left > 1e-10 and joint(*parts, t - length * step)[0] > value and length > 1e-9:
             length /= 2
         t = t - length * step
     priors = len(clients) * np.log(tau).sum() + np.log(omega).sum()

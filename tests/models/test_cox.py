@@ -230,7 +230,7 @@ def test_four_silos_find_what_a_cohort_finds():
     def some(names):
         return sp.Cohort({name: rows[name] for name in names}, model)
 
-    goal = sp.fair(sp.ChiSquare(rho=0.1))
+    goal = sp.fair(sp.ChiSquare(rho=0.1), local_steps=20)
     here = sp.train(goal, some(names), 50, 1e-9, progress=False)
     found, _, _ = trained(singles(some, names), goal, tol=1e-6)
     for there in found.values():

@@ -533,7 +533,7 @@ def test_a_personal_linear_layer_is_a_personal_linear_model(to_the_minimum):
     assert not cohort.constants().convex
     with refuses("no-second-derivatives"):
         at.diagonals()
-    result = sp.train(sp.fair(sp.CVaR(0.5), local_steps=2, batch_size=8), cohort, rounds=3)
+    result = sp.train(sp.fair(sp.CVaR(0.5), local_steps=2, batch_size=8), cohort, rounds=1)
     assert np.isinf(result.certificate)
     assert result.personal.shape == (3, 15)
     assert np.all(cohort.evaluate(result.x, "test").loss < cohort.evaluate(x, "test").loss.max())
@@ -679,9 +679,9 @@ def check_scaled(seed):
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("first", range(0, 300, 20))
+@pytest.mark.parametrize("first", range(0, 300, 10))
 def test_columns_of_any_scale_are_proven_alike(first):
-    loose = [ratio for seed in range(first, first + 20) for ratio in check_scaled(seed)]
+    loose = [ratio for seed in range(first, first + 10) for ratio in check_scaled(seed)]
     assert np.median(loose) < 200  # with one μ for all columns it would be 10⁸ times that
 
 

@@ -7,6 +7,7 @@ the numbers that a client has released.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -227,6 +228,17 @@ def judged(attack, model, seen):
     return Guesses(*np.split(attack(model, seen), 2))
 
 
+def released_at(k):
+    """The point of release k."""
+    return torch.full((FEATURES,), 1e-3 * k, dtype=torch.float64)
+
+
+@cache
+def gradients_at(k):
+    """The victim's gradient there with the record, and without."""
+    return [exact(world, [released_at(k)])[1][0, 0] for world in (0, 1)]
+
+
 def from_sums(noise, releases, colluding, helpers):
     """What a server learns from sums with shared noise, where so many clients show it what they
     have added.
@@ -242,11 +254,11 @@ def from_sums(noise, releases, colluding, helpers):
         weights = torch.full((4,), 0.25, dtype=torch.float64)
         found = []
         for k in range(releases):
-            x = torch.full((FEATURES,), 1e-3 * k, dtype=torch.float64)
+            x = released_at(k)
             shared = made.shared(x, weights)
             known = made.sums.gradients(x)
             seen = shared.parts[: 4 - helpers].sum(0).double() - known[1 : 4 - helpers].sum(0)
-            present, absent = (exact(w, [x])[1][0, 0] for w in (0, 1))
+            present, absent = gradients_at(k)
             middle = seen.numpy() * made.clips[0].unit - (present + absent) / 2
             found.append(float(middle @ (present - absent)))
         scores.append(np.array(found))
