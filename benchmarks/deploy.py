@@ -11,10 +11,8 @@ server, TLS and all, against what the algorithm sends.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 import runpy
-import shutil
 import statistics
 import subprocess
 import sys
@@ -30,11 +28,11 @@ import psutil
 import scaffpd as sp
 from scaffpd.algorithms.base import OWN_SUMS
 from scaffpd.deploy.coordinate import coordinate
-from scaffpd.deploy.flare.local import FlareEngine
+from scaffpd.deploy.flare.serving import KIT
 from scaffpd.deploy.hospitals import write_hospitals
-from scaffpd.deploy.local import LocalDeployment
+from scaffpd.deploy.local import HOST, agree_for_all, provision, run, running_silos
 from scaffpd.deploy.messages import InProcess
-from scaffpd.deploy.processes import MARK
+from scaffpd.deploy.processes import MARK, free_port
 from scaffpd.deploy.silo import Silo
 from scaffpd.run.record import RunRecord
 from scaffpd.run.settings.federation import FederationFile
@@ -109,7 +107,7 @@ def write(folder: Path, d: int) -> tuple[Path, dict[str, Path]]:
         places[name] = home / "silo.toml"
     path = folder / "federation.toml"
     path.write_text(FEDERATION.format(folder="run", rounds=ROUNDS))
-    LocalDeployment(folder, path, places).agree(FederationFile.read(path))
+    agree_for_all(FederationFile.read(path), places)
     return path, places
 
 
@@ -142,7 +140,8 @@ def cohort_seconds(places: dict[str, Path]) -> float:
 class Wire:
     """Bytes on the connections to a port, both ways, as the kernel counts them."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, kit: Path) -> None:
+        self.own = f"{kit.resolve()}:"
         self.port, self.seen, self.stop, self.silos = port, {}, threading.Event(), {}
         self.thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -167,7 +166,7 @@ class Wire:
                 mark = psutil.Process(pid).environ().get(MARK, "")
             except psutil.Error:
                 return False
-            self.silos[pid] = not mark.endswith((":server", ":admin"))
+            self.silos[pid] = not mark.startswith(self.own)
         return self.silos[pid]
 
     def __enter__(self) -> Wire:
@@ -186,26 +185,16 @@ class Wire:
         return sum(self.seen.values()) - self.before
 
 
-def deployed(path: Path, places: dict[str, Path], work: Path) -> tuple[float, int]:
+def deployed(path: Path, places: dict[str, Path]) -> tuple[float, int]:
     """Seconds per round, and bytes on the wire."""
-    engine = FlareEngine(path, places, work)
-    run = path.parent / "run"
-    try:
-        engine.start()
-        with Wire(engine.port) as wire:
-            engine.submit()
-            deadline = time.monotonic() + 1500
-            while not (run / "outcome.json").exists() and time.monotonic() < deadline:
-                time.sleep(0.2)
-            time.sleep(0.5)
-        if not (run / "outcome.json").exists():
-            raise SystemExit(f"FLARE did not finish: {engine.log('server')}")
-        outcome = json.loads((run / "outcome.json").read_text())
-        if outcome["status"] != "round limit":
-            raise SystemExit(f"FLARE: {outcome}")
-    finally:
-        engine.stop()
-    return seconds(run), wire.bytes
+    file = FederationFile.read(path)
+    port = free_port()
+    provision(file, (HOST, port))
+    with running_silos(places), Wire(port, path.parent / KIT) as wire:
+        outcome = run(file, lambda line: None, lambda words: None, 1500.0)
+    if outcome.status != "round limit":
+        raise SystemExit(f"FLARE: {outcome}")
+    return seconds(file.folder), wire.bytes
 
 
 class Counted(InProcess):
@@ -260,7 +249,7 @@ def federated(name: str, kind: str) -> list[str]:
             )
             path.write_text(text)
             file = FederationFile.read(path)
-            LocalDeployment(Path(folder), path, places).agree(file)
+            agree_for_all(file, places)
             transport = Counted({n: Silo.open(p) for n, p in places.items()})
             start = time.perf_counter()
             outcome = coordinate(path, transport)
@@ -289,9 +278,8 @@ def measure(d: int) -> dict[str, object]:
         coordinate(path, InProcess({n: Silo.open(p) for n, p in places.items()}))
         row["bytes, one process"] = seconds(folder / "bytes" / "run")
         path, places = write(folder / "flare", d)
-        row["flare"], carried = deployed(path, places, folder / "work")
+        row["flare"], carried = deployed(path, places)
         row["flare wire/payload"] = carried / payload(folder / "flare" / "run")
-        shutil.rmtree(folder / "work", ignore_errors=True)
     print({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}, flush=True)
     return row
 
@@ -306,8 +294,8 @@ def main() -> None:
     runs = [
         federated(name, kind) for name in ("hospitals", "stations") for kind in ("Fair", "ScaffPD")
     ]
-    for run in runs:
-        print(run, flush=True)
+    for row in runs:
+        print(row, flush=True)
     rows = [measure(d) for d in given.dimensions]
     heads = list(rows[0])
     cells = [

@@ -129,7 +129,7 @@ def an_exchange_of_silos() -> Walk:
     """Make a masked sum in a deployed run, as one of its silos does."""
     from scaffpd.deploy.coordinate import coordinate
     from scaffpd.deploy.hospitals import write_hospitals
-    from scaffpd.deploy.local import LocalDeployment
+    from scaffpd.deploy.local import agree_for_all
     from scaffpd.deploy.messages import InProcess
     from scaffpd.deploy.silo import Silo
     from scaffpd.deploy.transcript import Session
@@ -148,7 +148,7 @@ def an_exchange_of_silos() -> Walk:
 
     with tempfile.TemporaryDirectory() as folder:
         file, places = write_hospitals(Path(folder))
-        LocalDeployment(Path(folder), file, places).agree(FederationFile.read(file))
+        agree_for_all(FederationFile.read(file), places)
         silos = {name: Silo.open(path) for name, path in places.items()}
         Session.total = watched  # type: ignore[method-assign]
         try:

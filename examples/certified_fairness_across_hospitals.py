@@ -25,7 +25,7 @@ import numpy as np
 from scaffpd.cli import run as scaffpd
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.hospitals import write_hospitals
-from scaffpd.deploy.local import LocalDeployment
+from scaffpd.deploy.local import agree_for_all
 from scaffpd.deploy.messages import Failure, InProcess
 from scaffpd.deploy.silo import Silo
 from scaffpd.run.record import RunRecord
@@ -45,7 +45,7 @@ assert scaffpd(["silo", "check", str(silos["va"])]) == 0
 # ----------------
 # The one choice that no software can make. We try three, each a line in federation.toml, and look
 # at every hospital. Columns are declared in that file; their scale comes from masked sums. Every
-# operator agrees to every run (`scaffpd silo agree`), which `LocalDeployment` does here for all.
+# operator agrees to every run (`scaffpd silo agree`), which `agree_for_all` does here for all.
 
 
 def written(name, **changes):
@@ -56,7 +56,7 @@ def written(name, **changes):
         text = text.replace(old, new)
     path = HOME / f"{name}.toml"
     path.write_text(text)
-    LocalDeployment(HOME, path, silos).agree(FederationFile.read(path))
+    agree_for_all(FederationFile.read(path), silos)
     return path
 
 

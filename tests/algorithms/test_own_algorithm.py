@@ -17,7 +17,7 @@ from scaffpd.cli import app
 from scaffpd.deploy.agreement import Agreement
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.hospitals import write_hospitals
-from scaffpd.deploy.local import LocalDeployment
+from scaffpd.deploy.local import agree_for_all
 from scaffpd.deploy.messages import InProcess
 from scaffpd.deploy.silo import Silo
 from scaffpd.run.settings.federation import FederationFile
@@ -101,7 +101,7 @@ def test_it_is_deployed_where_operators_agree(own, tmp_path):
     )
     path.write_text(text[: text.index("[training]")] + "[training]\nrounds = 4\ntol = 0\n")
     silos = {name: Silo.open(place) for name, place in places.items()}
-    LocalDeployment(tmp_path, path, places).agree(FederationFile.read(path))
+    agree_for_all(FederationFile.read(path), places)
     outcome = coordinate(path, InProcess(silos))
     assert (outcome.status, outcome.rounds) == ("round limit", 4)
     (document,) = silos["va"].records.documents().values()

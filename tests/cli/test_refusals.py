@@ -93,7 +93,6 @@ LINES = {
     f"{QUICK} --objective Agnostic --strength 1": "objective-without-strength",
     f"{QUICK} --objective Nash": "strength-missing",
     "train key.toml --strength 1": "strength-without-objective",
-    "deploy local --silo good.toml": "silo-without-federation",
     # folders and files
     "train nothing.csv": "data-file-unreadable",
     "train broken.csv.gz": "file-cut-off",
@@ -101,7 +100,6 @@ LINES = {
     "train notes.doc": "not-a-table",
     "train empty": "folder-without-tables",
     "demo --out file": "folder-not-writable",
-    "silo init --out good.toml": "file-exists",
     "silo predict good.toml nowhere": "model-missing",
     "silo predict good.toml model.safetensors": "not-a-model-file",
     # settings files
@@ -122,9 +120,9 @@ LINES = {
     "silo check itself.toml": "unknown-name",
     "silo check nowhere.toml": "data-file-unreadable",
     "silo check word.toml": "not-a-table",
-    "deploy flare silos.toml": "setting-missing",
-    "deploy flare rho.toml": "number-not-positive",
-    "deploy flare port.toml": "setting-invalid",
+    "deploy provision silos.toml": "setting-missing",
+    "deploy provision rho.toml": "number-not-positive",
+    "deploy provision port.toml": "setting-invalid",
 }
 
 
@@ -163,7 +161,8 @@ SENTENCES = {  # in red on standard error, with the nearest name; nothing on sta
     f"{QUICK} --task classify": "Unknown --task 'classify': did you mean 'classification'?",
     f"{QUICK} --l2 -1": '--l2 needs "auto" or a number >= 0, got -1.0.',
     "silo check splt.toml": "Unknown key in 'splt.toml', 'limts': did you mean 'limits'?",
-    "deploy flare port.toml": "'port.toml' needs a host, or host:port for server, got 'host:port'.",
+    "deploy provision port.toml": "'port.toml' needs a host, or host:port for server, "
+    "got 'host:port'.",
 }
 
 
@@ -176,7 +175,7 @@ def test_a_mistake_gets_one_sentence_with_the_nearest_name(here, capsys, line):
 @pytest.mark.parametrize(
     ("line", "module", "code"),
     [
-        ("deploy flare federation.toml", "nvflare", "package-missing"),
+        ("deploy provision federation.toml", "nvflare", "package-missing"),
         ("silo check parquet.toml", "pyarrow", "reader-not-installed"),
     ],
 )

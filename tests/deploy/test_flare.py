@@ -4,16 +4,24 @@ started anew.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
 import time
 import types
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import NameOID
 
 pytest.importorskip("nvflare", reason="nvflare is an extra: pip install 'scaffpd[flare]'")
 
@@ -25,12 +33,20 @@ from forked import forked
 from scaffpd import cli
 from scaffpd.deploy.deployed_run import DeployedRun, Outcome, write_outcome
 from scaffpd.deploy.flare import admin, client, provision, server
-from scaffpd.deploy.flare.admin import AdminSession, FlareJob, LostError, follow
-from scaffpd.deploy.flare.local import place_store
+from scaffpd.deploy.flare.admin import AdminSession, LostError
 from scaffpd.deploy.flare.provision import FlareProject
+from scaffpd.deploy.flare.serving import (
+    SITE_FILE,
+    check_port,
+    checked_kit,
+    empty_store,
+    expiry_warning,
+    served,
+)
 from scaffpd.deploy.messages import Failure
 from scaffpd.deploy.processes import Processes
 from scaffpd.errors import InputError
+from scaffpd.files import lock_folder
 from scaffpd.run.settings.federation import FederationFile
 
 
@@ -116,7 +132,7 @@ def test_a_silo_of_another_name_is_refused(monkeypatch, tmp_path):
 
 def test_a_refusal_tells_nothing_but_its_sentence(monkeypatch):
     secret = "/data/patients.csv has no column 'hiv'"
-    monkeypatch.setenv(client.VARIABLE, "silo.toml")
+    monkeypatch.setenv(SITE_FILE, "silo.toml")
     monkeypatch.setattr(client, "open_silo", raises_input(secret))
     monkeypatch.setattr(client, "collab", types.SimpleNamespace(site_name="north"))
     reply = client.SiloClient().answer(question=b"1")
@@ -158,7 +174,7 @@ def paths(node):
         ({"name": "two words"}, "name-not-for-flare"),
         ({"silos": ("Long Beach",)}, "name-not-for-flare"),
         ({"silos": ("server",)}, "silo-named-like-server"),
-        ({"silos": ("coordinator",)}, "silo-named-like-server"),
+        ({"silos": ("kit",)}, "silo-named-like-server"),
     ],
 )
 def test_names_that_flare_cannot_use_are_refused(change, code):
@@ -186,19 +202,21 @@ def test_a_site_allows_two_classes_no_code_and_no_log_streaming(tmp_path):
     assert all(role.get("byoc", "none") == "none" for role in rights.values())
 
 
-def test_the_server_stores_its_jobs_in_its_own_kit(tmp_path):
+def test_the_server_stores_its_jobs_in_its_own_kit_and_begins_without_any(tmp_path):
     """FLARE's choice is the temporary folder, which restarts empty and two federations share."""
     (tmp_path / "local").mkdir()
+    (tmp_path / "store" / "jobs" / "of a server that died").mkdir(parents=True)
     storage = {"args": {"root_dir": "/tmp/nvflare/snapshots"}}
     resources = {
         "snapshot_persistor": {"args": {"storage": storage}},
         "components": [{"id": "job_manager", "args": {"uri_root": "/tmp/nvflare/jobs"}}],
     }
     (tmp_path / "local" / "resources.json").write_text(json.dumps(resources))
-    place_store(tmp_path)
+    empty_store(tmp_path.resolve())
     text = (tmp_path / "local" / "resources.json").read_text()
     assert text.count(f"{tmp_path.resolve()}/store") == 2
     assert "/tmp/nvflare" not in text
+    assert not (tmp_path / "store").exists()
 
 
 def test_a_folder_without_a_kit_is_no_administrator(tmp_path):
@@ -270,73 +288,73 @@ def in_a_fork(command, cwd, **_):
 def test_provisioning_gives_every_part_its_own_keys_and_nobody_elses(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(provision.subprocess, "run", in_a_fork)
     path, places = federation(tmp_path / "f", 2)
-    assert cli.run(["deploy", "flare", str(path), "--out", str(tmp_path / "o")]) == 0
-    assert f"deploy resume {tmp_path / 'o' / 'parts' / 'coordinator'}" in capsys.readouterr().out
-    parts = tmp_path / "o" / "parts"
-    assert {part.name for part in parts.iterdir()} == {*places, "coordinator"}
-    assert all(
-        part.stat().st_mode & 0o077 == 0 for part in (tmp_path / "o" / "kits", *parts.iterdir())
-    )
-    keys = [file.read_bytes() for file in (tmp_path / "o").rglob("*.key")]
+    places["va"].unlink()  # its operator gets one to fill in
+    home = path.parent
+    assert cli.run(["deploy", "provision", str(path)]) == 0
+    assert f"deploy run {path}" in capsys.readouterr().out
+    kits = [home / "kit", *(home / name / "kit" for name in places)]
+    assert all(kit.stat().st_mode & 0o077 == 0 for kit in (*kits, home / "authority"))
+    keys = [file.read_bytes() for kit in kits for file in kit.rglob("*.key")]
     assert len(keys) == len(set(keys)) == len(places) + 2  # silos, server and administrator
-    assert (parts / "coordinator" / "federation.toml").read_text() == path.read_text()
-    assert cli.run(["deploy", "flare", str(path), "--out", str(tmp_path / "o")]) == 2
+    assert 'name = "va"' in places["va"].read_text()
+    assert cli.run(["deploy", "provision", str(path)]) == 2
     assert "already" in capsys.readouterr().err
+    root = (kits[0] / "startup" / "rootCA.pem").read_bytes()
+    assert cli.run(["deploy", "provision", str(home), "--renew"]) == 0
+    roots = {(kit / "startup" / "rootCA.pem").read_bytes() for kit in kits}
+    assert len(roots) == 1  # an old kit is of no use
+    assert root not in roots
 
 
 def test_keys_are_written_where_nobody_else_can_look(tmp_path, monkeypatch):
     seen = []
 
     def fail(command, cwd, **_):
-        seen.append((cwd / "kits").stat().st_mode & 0o777)
+        seen.append(cwd.stat().st_mode & 0o777)
         return types.SimpleNamespace(returncode=1, stdout="", stderr="")
 
     monkeypatch.setattr(provision.subprocess, "run", fail)
-    (tmp_path / "kits").mkdir(mode=0o755)
+    (tmp_path / "here").mkdir(mode=0o755)
     with refuses("provision-failed"):
-        provision.provision(FlareProject("f", ("a",), "localhost"), tmp_path)
+        provision.provision(FlareProject("f", ("a",), "localhost"), tmp_path / "here")
     assert seen == [0o700]
 
 
-def test_a_coordinators_folder_without_a_job_is_not_resumed(tmp_path, capsys):
-    for name in ("admin", "job"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "federation.toml").write_text(federation(tmp_path / "f", 2)[0].read_text())
-    assert cli.run(["deploy", "resume", str(tmp_path)]) == 2
-    assert "There is no job" in capsys.readouterr().err
+# --- certificates
+
+
+def certified(folder, start, end):
+    """A kit whose certificates are valid from and to so many days from now."""
+    key = Ed25519PrivateKey.generate()
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a")])
+    now = datetime.now(UTC)
+    built = x509.CertificateBuilder(
+        name, name, key.public_key(), 1, now + timedelta(start), now + timedelta(end)
+    )
+    content = built.sign(key, None).public_bytes(Encoding.PEM)
+    (folder / "kit" / "startup").mkdir(parents=True)
+    for file in ("client.crt", "rootCA.pem"):
+        (folder / "kit" / "startup" / file).write_bytes(content)
+    return folder / "silo.toml"
+
+
+@pytest.mark.parametrize(("start", "end"), [(-400, -1), (1, 300)])
+def test_a_certificate_that_does_not_hold_is_refused_before_anything_hangs(tmp_path, start, end):
+    with refuses("certificate-not-valid"):
+        checked_kit(certified(tmp_path, start, end))
+
+
+def test_certificates_that_end_soon_are_announced(tmp_path):
+    assert expiry_warning(certified(tmp_path / "a", -1, 59.9))
+    later = certified(tmp_path / "b", -1, 60.1)
+    assert expiry_warning(later) == ""
+    assert checked_kit(later) == tmp_path / "b" / "kit"
+    assert expiry_warning(tmp_path / "silo.toml") == ""  # without a kit
+    with refuses("no-startup-kit"):
+        checked_kit(tmp_path / "silo.toml")
 
 
 # --- a job and its run
-
-
-class Scripted(FlareJob):
-    """A job whose server answers from a script: statuses, or `None` where it does not answer."""
-
-    def __init__(self, statuses, sites=("cleveland", "va"), unfinished=(), end=lambda: None):
-        self.statuses = list(statuses)
-        self.sites = set(sites)
-        self.unfinished = list(unfinished)
-        self.end = end
-        self.calls = []
-        self.current = None
-        self._listed = 0.0
-        self.folder = Path("hospitals")
-        self.session = types.SimpleNamespace(call=self.call)
-
-    def call(self, command, *about):
-        self.calls.append(command)
-        if command == "unfinished":
-            return self.unfinished
-        if command == "sites":
-            return sorted(self.sites)
-        if command == "submit":
-            return "job-1"
-        said = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
-        if said is None:
-            raise LostError("FLARE's server did not answer 'status'.")
-        if said[0].startswith("FINISHED"):
-            self.end()
-        return said
 
 
 class Clock:
@@ -351,98 +369,120 @@ class Clock:
         self.now += seconds
 
 
+class Scripted:
+    """A server that answers from scripts: who is connected, a job's statuses; `None` is silence.
+
+    The last word of a script is repeated. `ends` happens when the job is over.
+    """
+
+    def __init__(self, sites, statuses, ends):
+        self.scripts = {"sites": list(sites), "status": list(statuses), "submit": ["job"]}
+        self.ends = ends
+        self.alive = True
+        self.calls = []
+
+    def call(self, command, *about):
+        self.calls.append(command)
+        script = self.scripts[command]
+        said = script.pop(0) if len(script) > 1 else script[0]
+        if said is None:
+            raise LostError(f"FLARE's server did not answer {command!r}.")
+        if said == "dead":
+            self.alive = False
+            raise LostError("gone")
+        if str(said).startswith("FINISHED"):
+            self.ends()
+        return said
+
+    def close(self):
+        pass
+
+
+ALL = ["cleveland", "va"]
+DONE = Outcome("converged", True, "Done.", 3, 1e-7)
+
+
 @pytest.fixture
 def followed(tmp_path, monkeypatch):
     path, _ = federation(tmp_path, 2)
     file = FederationFile.read(path)
-    monkeypatch.setattr(admin, "time", Clock())
     folder = DeployedRun(file.folder)
-    done = Outcome("converged", True, "Done.", 3, 1e-7)
     said = []
+    monkeypatch.setattr(admin, "time", Clock())
 
-    def run(job):
-        job.end = lambda: write_outcome(folder, done)
-        return follow(job, file, 3600.0, said.append, lambda: None)
+    def run(sites, statuses, outcome=DONE, seconds=3600.0):
+        server = Scripted(sites, statuses, lambda: outcome and write_outcome(folder, outcome))
+        processes = types.SimpleNamespace(
+            alive=lambda part: server.alive, environment=lambda part: {}
+        )
+        monkeypatch.setattr(admin, "served", lambda path: contextlib.nullcontext(processes))
+        monkeypatch.setattr(admin, "AdminSession", lambda *_: server)
+        return admin.run(file, seconds, said.append, lambda: None), server.calls
 
-    return run, said, done
-
-
-RUNNING = ("RUNNING", True)
-FINISHED = ("FINISHED:COMPLETED", False)
+    return run, said, folder
 
 
 def test_a_run_is_submitted_once_and_followed_to_its_outcome(followed):
-    run, said, done = followed
-    job = Scripted([("SUBMITTED", False), RUNNING, RUNNING, FINISHED])
-    assert run(job) == done
-    assert job.calls.count("submit") == 1
-    assert run(Scripted([])) == done  # and not again
-    assert said == ["This run had ended before: nothing was trained."]
-
-
-def test_a_job_that_is_running_is_taken_over(followed):
-    run, said, done = followed
-    job = Scripted([RUNNING, RUNNING, RUNNING, FINISHED], unfinished=["job-0"])
-    assert run(job) == done
-    assert "submit" not in job.calls
-    assert said == ["The job is running already."]
-
-
-def test_a_job_that_only_the_store_remembers_is_lost_by_the_servers_list_and_no_clock(followed):
-    """FLARE lists the job of a server that died as running for ever: another is submitted."""
-    run, _, done = followed
-    lost = [("RUNNING", False)] * int(2 * admin.UNLISTED / admin.EVERY + 2)
-    job = Scripted([*lost, RUNNING, FINISHED], unfinished=["job-0"])
-    job.call = _until_submitted(job, lost)
-    assert run(job) == done
-    assert job.calls.count("submit") == 1
-
-
-def _until_submitted(job, lost):
-    plain = job.call
-
-    def call(command, *about):
-        if command == "submit":
-            job.statuses = [RUNNING, FINISHED]
-        return plain(command, *about)
-
-    job.session = types.SimpleNamespace(call=call)
-    return call
-
-
-def test_a_server_that_is_down_for_a_while_is_waited_for_and_then_given_up(followed):
-    run, said, done = followed
-    assert run(Scripted([RUNNING, None, None, RUNNING, FINISHED])) == done
-    assert said == ["FLARE's server does not answer yet."]
-
-
-def test_a_server_that_stays_away_ends_the_command_in_a_sentence(followed):
-    run, _, _ = followed
-    with refuses("server-not-answering"):
-        run(Scripted([RUNNING, None]))
-
-
-def test_silos_that_do_not_come_are_named(followed):
     run, said, _ = followed
-    with refuses("silos-not-connected") as refusal:
-        run(Scripted([RUNNING], sites=("va",)))
-    assert "cleveland" in str(refusal.value)
-    assert said == ["Waiting for cleveland."]
+    outcome, calls = run([ALL], ["SUBMITTED", "RUNNING", "RUNNING", "FINISHED:COMPLETED"])
+    assert outcome == DONE
+    assert calls.count("submit") == 1
+    assert run([], [])[0] == DONE  # and not again
+    assert said[-1] == "This run had ended before: nothing was trained."
 
 
-def test_a_job_that_ends_without_an_outcome_says_so(followed, monkeypatch):
+def test_silos_and_a_slow_server_are_waited_for(followed):
+    run, said, _ = followed
+    sites = [None, None, [], ["va"], ["va"], ALL]
+    assert run(sites, ["RUNNING", None, "RUNNING", "FINISHED:COMPLETED"])[0] == DONE
+    assert said[:2] == ["Waiting for cleveland, va.", "Waiting for cleveland."]
+
+
+@pytest.mark.parametrize(
+    ("sites", "statuses", "reason"),
+    [
+        ([["va"]], [], "The time is up. Not connected: cleveland."),
+        ([None], [], "did not answer 'sites'"),
+        ([ALL], ["RUNNING", None], "did not answer 'status'"),
+        ([ALL], ["RUNNING", "dead"], "FLARE's server has ended"),
+        ([ALL], ["RUNNING", "FINISHED:ABORTED"], "FLARE ended the job (FINISHED:ABORTED)"),
+    ],
+)
+def test_what_ends_early_pauses_with_its_reason_for_terminal_and_status(
+    followed, sites, statuses, reason
+):
+    run, _, folder = followed
+    outcome, _ = run(sites, statuses, None)
+    assert (outcome.status, outcome.final) == ("paused", False)
+    assert reason in outcome.sentence
+    assert folder.status()["sentence"] == outcome.sentence
+    assert run([ALL], ["RUNNING", "FINISHED:COMPLETED"])[0] == DONE  # and goes on
+
+
+def test_the_coordinators_own_reason_comes_first(followed):
     run, _, _ = followed
-    job = Scripted([RUNNING, ("FINISHED:ABORTED", False)])
-    with refuses("job-ended-early"):
-        follow_without_outcome(run, job)
+    paused = Outcome("paused", False, "Silo 'va' did not answer.", 2)
+    assert run([ALL], ["RUNNING", "FINISHED:COMPLETED"], paused)[0] == paused
 
 
-def follow_without_outcome(run, job):
-    call = job.call
+def test_a_full_disk_is_the_reason_that_it_cannot_hold(followed, monkeypatch):
+    run, _, folder = followed
 
-    def quiet(*request):
-        job.end = lambda: None
-        return call(*request)
+    def full(path, content):
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    job.session = types.SimpleNamespace(call=quiet)
-    run(job)
+    monkeypatch.setattr(Path, "write_bytes", full)
+    outcome, _ = run([ALL], ["RUNNING", "FINISHED:EXECUTION_EXCEPTION"], None)
+    assert "No space left on device" in outcome.sentence
+    assert str(folder.path) in outcome.sentence
+
+
+def test_two_processes_do_not_share_a_kit(tmp_path):
+    file = certified(tmp_path, -1, 300)
+    with lock_folder(tmp_path / "kit", ""), refuses("locked"), served(file, "a"):
+        pass
+
+
+def test_a_port_that_another_server_has_is_refused():
+    with socket.create_server(("", 0)) as other, refuses("port-in-use"):
+        check_port(other.getsockname()[1])

@@ -2,7 +2,7 @@
 
 Exit codes: 0 done; 1 something failed that is not the user's mistake (a deployed run, the
 self-check of `doctor`, a full disk, a bug); 2 what was asked for cannot work, and one sentence on
-standard error says why; 130 interrupted.
+standard error says why; 3 a deployed run pauses; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,17 @@ from scaffpd.cli.doctor import doctor
 from scaffpd.cli.results import predict, report
 from scaffpd.cli.silo import silo
 from scaffpd.cli.train import path, train
-from scaffpd.cli.typer_ext import CONTEXT, DONE, FAILED, INTERRUPTED, WRONG, Group, add, show_help
+from scaffpd.cli.typer_ext import (
+    CONTEXT,
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    PAUSED,
+    WRONG,
+    Group,
+    add,
+    show_help,
+)
 from scaffpd.errors import InputError
 from scaffpd.files import FULL
 
@@ -37,6 +47,7 @@ EXIT_CODES = {
     FAILED: "something failed that is not your mistake (a deployed run, doctor's self-check, "
     "a full disk, a bug)",
     WRONG: "what was asked for cannot work; one sentence on standard error says why",
+    PAUSED: "a deployed run pauses; once its last line is seen to, the same command goes on",
     INTERRUPTED: "interrupted",
 }
 EPILOG = "Exit codes: " + "; ".join(f"{code} {words}" for code, words in EXIT_CODES.items()) + "."

@@ -1,207 +1,134 @@
-"""`scaffpd deploy`: a federation's parts for FLARE, and the whole of it on this machine."""
+"""`scaffpd deploy`: the coordinator's commands, and a whole federation on this machine."""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scaffpd.cli.typer_ext import AsJson, group, print_json
+from scaffpd.cli.typer_ext import FAILED, PAUSED, AsJson, group, print_json
 from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
     from scaffpd.cli.screens import RoundsScreen
     from scaffpd.deploy.deployed_run import Outcome
-    from scaffpd.deploy.local import LocalDeployment
     from scaffpd.run.settings.federation import FederationFile
 
+FederationToml = Annotated[
+    Path, typer.Argument(help="The federation.toml, or its folder.", show_default=False)
+]
 QuietOption = Annotated[
     bool, typer.Option("--quiet", "-q", help="Print nothing but what goes wrong.")
 ]
-Keep = Annotated[bool, typer.Option("--keep", help="Keep the engine's own files and logs.")]
-Seconds = Annotated[float, typer.Option(min=1, help="Give up after so many seconds.")]
+Seconds = Annotated[float, typer.Option(min=1, help="Pause after so many seconds.")]
+WEEK = 7 * 86400.0  # operators take their time to agree
+NOT_DONE = {"failed": FAILED, "diverged": FAILED, "paused": PAUSED}  # exit codes
 
-NEXT = """
-1. Send every silo its folder over a channel that you trust: it holds a private key
+NEXT = """\
+Send every silo its folder over a channel that you trust: there is a private key in it.
   {parts}
+There, NAME being the folder: put the data into it and fill in NAME/silo.toml, then
+  scaffpd silo check NAME
+  scaffpd silo start NAME
+Here
+  scaffpd deploy run {file}
+Move {authority} away from this machine."""
 
-2. At every silo, NAME being its own, beside its data
-  cp silo.toml NAME/
-  scaffpd silo check NAME/silo.toml
-  scaffpd silo key NAME/silo.toml      # compare fingerprints with the other operators
-  scaffpd deploy start NAME
-  scaffpd silo agree NAME/silo.toml    # once the run has asked
 
-3. At the server
-  scaffpd deploy start {own}
-  scaffpd deploy resume {own}"""
+def provision(
+    federation: FederationToml,
+    renew: Annotated[
+        bool, typer.Option("--renew", help="Replace the kits of all, with new certificates.")
+    ] = False,
+) -> None:
+    """Make keys and startup kits with FLARE, in a folder for every silo, and say what is next.
+
+    Examples:
+        scaffpd deploy provision federation.toml
+    """
+    from scaffpd.deploy.local import HOST
+    from scaffpd.deploy.local import provision as provisioned
+
+    file = _read(federation)
+    if file.address[0] == HOST:
+        words = "The server is localhost: only silos on this machine can reach it."
+        typer.secho(words, fg="yellow", err=True)
+    provisioned(file, file.address, renew)
+    home = federation if federation.is_dir() else federation.parent
+    parts = "\n  ".join(str(home / name) for name in file.silos)
+    typer.echo(NEXT.format(parts=parts, file=federation, authority=home / "authority"))
+
+
+def run(federation: FederationToml, seconds: Seconds = WEEK, quiet: QuietOption = False) -> None:
+    """Run FLARE's server and the run, or go on with it from its last round, until it ends.
+
+    It waits for silos and for their operators. A run that pauses exits with code 3: see to what
+    its last line says, and start it again.
+
+    Examples:
+        scaffpd deploy run federation.toml
+    """
+    from scaffpd.deploy.flare.serving import check_installed, checked_kit, expiry_warning
+    from scaffpd.deploy.local import run as carried
+
+    check_installed()
+    file = _read(federation)
+    checked_kit(file.path)
+    _follow(file, quiet, seconds, carried, expiry_warning(file.path))
 
 
 def local(
-    federation: Annotated[
-        Path | None,
-        typer.Argument(help="A federation.toml; left out, four hospitals are deployed."),
-    ] = None,
-    silo: Annotated[
-        list[Path] | None, typer.Option(help="A silo.toml of that federation; once for each silo.")
-    ] = None,
-    out: Annotated[
+    folder: Annotated[
         Path,
-        typer.Option(help="Folder of the deployment; results go to the federation's own `folder`."),
+        typer.Argument(
+            help="With federation.toml and NAME/silo.toml of every silo; a new one gets hospitals."
+        ),
     ] = Path("scaffpd-deployment"),
     write: Annotated[
-        bool, typer.Option("--write", help="Write the hospitals' files, and start nothing.")
+        bool, typer.Option("--write", help="Write the hospitals and agree; start nothing.")
     ] = False,
-    keep: Keep = False,
     seconds: Seconds = 3600.0,
     quiet: QuietOption = False,
 ) -> None:
-    """Start real processes on this machine with TLS, train, and stop everything again.
+    """Run a whole federation on this machine, by the same processes and with TLS; try it first.
+
+    Operators' agreement is given for all silos.
 
     Examples:
         scaffpd deploy local
-        scaffpd deploy local federation.toml --silo a.toml --silo b.toml
+        scaffpd deploy local trial
     """
-    from scaffpd.deploy.local import LocalDeployment, flare_module
-    from scaffpd.run.settings.federation import FederationFile
+    from scaffpd.deploy.flare.serving import check_installed
+    from scaffpd.deploy.hospitals import write_hospitals
+    from scaffpd.deploy.local import agree_for_all, run_here, silo_files
 
-    flare_module("local")  # before anything is written
-    if federation is None:
-        if silo:
-            raise InputError(
-                "silo-without-federation",
-                "--silo files belong to a federation.toml: give that as well.",
-            )
-        deployment = LocalDeployment.hospitals(out)
-    else:
-        deployment = LocalDeployment.of(out, federation, silo or [])
+    check_installed()  # before anything is written
+    if not folder.exists():
+        write_hospitals(folder)
+    file = _read(folder)
     if write:
-        deployment.agree(FederationFile.read(deployment.federation))
+        agree_for_all(file, silo_files(file))
     else:
-        _run_here(deployment, seconds, keep, quiet)
+        _follow(file, quiet, seconds, run_here)
 
 
-def resume(
-    folder: Annotated[
-        Path,
-        typer.Argument(help="The folder of an earlier `deploy local`, or the coordinator's part."),
-    ],
-    seconds: Seconds = 3600.0,
-    keep: Keep = False,
-    quiet: QuietOption = False,
-) -> None:
-    """Start a run, or go on with it from its last round, and follow it to its end.
-
-    Examples:
-        scaffpd deploy resume scaffpd-deployment
-    """
-    from scaffpd.deploy.deployed_run import PROGRESS, DeployedRun
-    from scaffpd.deploy.local import LocalDeployment, flare_module, follower
-    from scaffpd.run.settings.federation import FederationFile
-
-    if not (folder / "admin").is_dir():
-        _run_here(LocalDeployment.read(folder), seconds, keep, quiet)
-        return
-    admin = flare_module("admin")
-    file = FederationFile.read(folder / "federation.toml")
-    with _screen(file, quiet) as screen:
-        follow = follower(DeployedRun(file.folder).path / PROGRESS, screen.watch)
-        outcome = admin.resume(folder, file, seconds, screen.say, follow)
-    _end(screen, outcome, file.folder)
-
-
-def start(
-    folder: Annotated[
-        Path, typer.Argument(help="Folder with kit and federation.toml, or kit and silo.toml.")
-    ],
-) -> None:
-    """Run FLARE's server or a silo in the foreground, for containers and service managers.
-
-    Examples:
-        scaffpd deploy start flare/parts/coordinator
-    """
-    from scaffpd.deploy.local import flare_module
-    from scaffpd.run.settings.federation import FederationFile
-    from scaffpd.run.settings.silo import SiloFile
-
-    flare = flare_module("local")
-    options = {}
-    if not (folder / "kit" / "startup").is_dir():
-        raise InputError(
-            "no-startup-kit",
-            f"There is no startup kit in {str(folder / 'kit')!r}: the coordinator sends it.",
-        )
-    file = folder / "federation.toml"
-    if file.is_file():
-        FederationFile.read(file)  # a mistake shows here, not in FLARE's log
-        variable = flare.server.VARIABLE
-    else:
-        file = folder / "silo.toml"
-        variable = flare.client.VARIABLE
-        options = {"uid": SiloFile.read(file).name}
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        code = flare.serve(folder / "kit", options, file, variable)
-    except KeyboardInterrupt:
-        code = 0  # whoever ends a service wants it to end
-    raise typer.Exit(code)
-
-
-def flare(
-    federation: Annotated[Path, typer.Argument(help="The coordinator's federation.toml.")],
-    out: Annotated[Path, typer.Option(help="Folder for the files; it is made if need be.")] = Path(
-        "flare"
-    ),
-) -> None:
-    """Make keys and startup kits with FLARE, a folder for every part, and show what to do next.
-
-    Examples:
-        scaffpd deploy flare federation.toml --out provisioned
-    """
-    from scaffpd.deploy.local import checked_folder, flare_module
-    from scaffpd.run.settings.federation import FederationFile
-
-    project = flare_module("provision")
-    file = FederationFile.read(federation)
-    host, port = file.address
-    checked_folder(out)
-    if host == "localhost":
-        typer.secho(
-            "The server is localhost: only silos on this machine can reach it.",
-            fg="yellow",
-            err=True,
-        )
-    described = project.FlareProject(file.name, list(file.silos), host, port, port + 1)
-    parts = project.write_parts(described, out, file.path)
-    own = parts / project.COORDINATOR
-    typer.echo(
-        NEXT.format(parts="\n  ".join(str(parts / name) for name in file.silos), own=own),
-    )
-
-
-def status(
-    folder: Annotated[Path, typer.Argument(help="The run's folder, or its federation.toml.")],
-    as_json: AsJson = False,
-) -> None:
+def status(federation: FederationToml, as_json: AsJson = False) -> None:
     """Say how a run goes, from another shell while it does.
 
     Examples:
-        scaffpd deploy status scaffpd-deployment/run
-        scaffpd deploy status scaffpd-deployment/run --json
+        scaffpd deploy status federation.toml
+        scaffpd deploy status federation.toml --json
     """
     from scaffpd.deploy.deployed_run import DeployedRun
-    from scaffpd.deploy.local import NOTE, LocalDeployment
-    from scaffpd.run.settings.federation import FederationFile
+    from scaffpd.deploy.flare.serving import expiry_warning
 
-    if (folder / NOTE).is_file():
-        folder = LocalDeployment.read(folder).federation
-    place = FederationFile.read(folder).folder if folder.is_file() else folder
-    if not place.is_dir():
-        raise InputError("no-such-run", f"There is no run in {str(place)!r}.")
-    found = DeployedRun(place).status()
+    file = _read(federation)
+    if not file.folder.is_dir():
+        raise InputError("no-such-run", f"There is no run in {str(file.folder)!r} yet.")
+    found = DeployedRun(file.folder).status() | {"warning": expiry_warning(file.path)}
     if as_json:
         print_json(found)
     else:
@@ -229,34 +156,46 @@ def _show_status(now: Mapping[str, Any]) -> None:
     if now["events"]:
         section(console, "What happened last")
         bullets(console, [f"round {one['round']}: {one['sentence']}" for one in now["events"]])
-    section(console, None, now["sentence"] or "")
+    section(console, None, " ".join(filter(None, (now["warning"], now["sentence"]))))
 
 
 deploy = group(
-    """Across real organisations, on NVIDIA FLARE.
+    """Across real organisations, on NVIDIA FLARE: the coordinator's part.
 
     Examples:
         scaffpd deploy local
     """,
-    *(local, resume, status, start, flare),
+    *(provision, run, status, local),
 )
 
 
-def _run_here(deployment: LocalDeployment, seconds: float, keep: bool, quiet: bool) -> None:
-    from scaffpd.deploy.deployed_run import DeployedRun
+def _read(path: Path) -> FederationFile:
+    """Read a federation.toml, given itself or by its folder."""
     from scaffpd.run.settings.federation import FederationFile
 
-    file = FederationFile.read(deployment.federation)
+    return FederationFile.read(path / "federation.toml" if path.is_dir() else path)
+
+
+def _follow(
+    file: FederationFile,
+    quiet: bool,
+    seconds: float,
+    carry: Callable[..., Outcome],
+    warning: str = "",
+) -> None:
+    """Carry a run to its end, show it, and exit with its code."""
+    from scaffpd.deploy.deployed_run import DeployedRun
+
     # whoever ends this ends the processes as well
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with _screen(file, quiet) as screen:
+        if warning:
+            screen.say(warning)
         try:
-            outcome = deployment.run(screen.watch, screen.say, seconds, keep)
+            outcome = carry(file, screen.watch, screen.say, seconds)
         except KeyboardInterrupt:
             done = DeployedRun(file.folder).rounds()
-            screen.say(
-                f"Stopped after round {done}. Go on with: scaffpd deploy resume {deployment.folder}"
-            )
+            screen.say(f"Stopped after round {done}; the same command goes on from there.")
             raise
     _end(screen, outcome, file.folder)
 
@@ -270,11 +209,11 @@ def _screen(file: FederationFile, quiet: bool) -> RoundsScreen:
 
 
 def _end(screen: RoundsScreen, outcome: Outcome, folder: Path) -> None:
-    """Show the result; exit code 1 where there is none."""
+    """Show the result, the reason of a pause in the last line; exit with the outcome's code."""
     if screen.last:
         screen.say(screen.last)
-    screen.say(outcome.sentence)
-    if outcome.status != "failed":
+    code = NOT_DONE.get(outcome.status, 0)
+    if not code:
         screen.say(f"Results: {folder}\nTo look at: scaffpd report {folder}")
-    if outcome.status in ("failed", "paused", "diverged"):
-        raise typer.Exit(1)
+    screen.say(outcome.sentence)
+    raise typer.Exit(code)

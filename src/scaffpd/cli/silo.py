@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import pwd
-from collections.abc import Mapping, Sequence
-from importlib.resources import files
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from secrets import token_bytes
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,78 +17,110 @@ from rich.console import Console
 
 from scaffpd.cli.results import Columns, write_predictions
 from scaffpd.cli.screens import bullets, facts, print_table, printable, say, section
-from scaffpd.cli.typer_ext import AsJson, group, print_json
+from scaffpd.cli.typer_ext import FAILED, AsJson, group, print_json
 from scaffpd.errors import InputError
-from scaffpd.files import write_file
 from scaffpd.numbers import several
 
 if TYPE_CHECKING:
-    from scaffpd.deploy.dataset import Dataset
+    from scaffpd.deploy.processes import Processes
     from scaffpd.run.settings.silo import SiloFile
 
-SiloToml = Annotated[Path, typer.Argument(help="The silo.toml of this site.", show_default=False)]
+SiloToml = Annotated[
+    Path, typer.Argument(help="The silo.toml of this site, or its folder.", show_default=False)
+]
 
 MOST = 40  # columns of data that are listed
 SHOWN = 12  # digits of a hash
+REGISTERED = b"Successfully registered client"  # in FLARE's log
 Overview = Mapping[str, Any]  # JSON values that `deploy.silo` has checked and written
 
 
 def _settings(file: Path) -> SiloFile:
     from scaffpd.run.settings.silo import SiloFile
 
-    return SiloFile.read(file)
-
-
-def init(
-    out: Annotated[
-        Path, typer.Option(help="The file to write; an existing one is left alone.")
-    ] = Path("silo.toml"),
-) -> None:
-    """Write a silo.toml to fill in.
-
-    Examples:
-        scaffpd silo init --out silo.toml
-    """
-    if out.exists():
-        raise InputError("file-exists", f"{str(out)!r} already exists: choose another --out.")
-    template = files("scaffpd.run.settings").joinpath("silo.toml")
-    write_file(out, template.read_text(encoding="utf-8"))
-    typer.echo(f"Written to {out}. Fill it in, then run: scaffpd silo check {out}")
+    return SiloFile.read(file / "silo.toml" if file.is_dir() else file)
 
 
 def check(file: SiloToml, as_json: AsJson = False) -> None:
-    """Read the data, and show what was found and how to declare it; nothing is sent.
+    """Read the data; show what was found, how to declare it, and this silo's key. Send nothing.
+
+    The fingerprint of the key is for the other operators to compare.
 
     Examples:
         scaffpd silo check silo.toml
         scaffpd silo check silo.toml --json
     """
     from scaffpd.deploy.check import site_overview
+    from scaffpd.deploy.dataset import Dataset
+    from scaffpd.files import SECRET_BYTES, load_or_create
 
     settings = _settings(file)
-    data = _data(settings)
+    made = settings.identity.exists()
+    secret = load_or_create(settings.identity) if made else token_bytes(SECRET_BYTES)
+    data = Dataset.read(settings, secret)
+    load_or_create(settings.identity, secret)  # what cannot be read leaves no file behind
     found = site_overview(settings, data)
     print_json(found) if as_json else _show_check(found)
     data.check(settings.limits)
 
 
-def _data(settings: SiloFile) -> Dataset:
-    from scaffpd.deploy.dataset import Dataset
-    from scaffpd.files import load_or_create
+def start(file: SiloToml) -> None:
+    """Connect this site to its server and take part in the runs that it agrees to, until ended.
 
-    there = settings.identity.exists()  # a check leaves nothing behind
-    return Dataset.read(settings, load_or_create(settings.identity) if there else bytes(32))
-
-
-def key(file: SiloToml) -> None:
-    """Make this silo's keys if it has none; show the fingerprint for others to compare.
+    It runs in the foreground, for a service manager or a shell, and says what happens.
 
     Examples:
-        scaffpd silo key silo.toml
+        scaffpd silo start silo.toml
     """
-    from scaffpd.secure.keys import Identity
+    from scaffpd.deploy.flare.serving import CONSOLE, KIT, address, expiry_warning, served
 
-    typer.echo(Identity.stored(_settings(file).identity).card.fingerprint)
+    settings = _settings(file)
+    kit = settings.path.parent / KIT
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with served(settings.path, settings.name) as processes:
+            say = partial(print, flush=True)
+            host, port = address(kit)
+            say(f"Silo {settings.name!r} connects to {host}:{port}; FLARE's log is {kit}/log.txt.")
+            if warning := expiry_warning(settings.path):
+                say(warning)
+            _report(settings, processes, kit, say)
+    except KeyboardInterrupt:
+        return  # whoever ends a service wants it to end
+    typer.secho(f"FLARE has ended; {kit}/log.txt and {CONSOLE} say why.", fg="red", err=True)
+    raise typer.Exit(FAILED)
+
+
+def _report(
+    settings: SiloFile, processes: Processes, kit: Path, say: Callable[[str], object]
+) -> None:
+    """Say what FLARE's log and the silo's records say, until FLARE ends."""
+    from scaffpd.deploy.flare.serving import PART
+    from scaffpd.deploy.records import ASKED, BEGUN, SiloRecords
+    from scaffpd.files import JsonLines
+    from scaffpd.run.settings.silo import ASK
+
+    records = JsonLines(settings.records)
+    records.skip()
+    log = kit / "log.txt"
+    place = log.stat().st_size if log.exists() else 0
+    sentences = {
+        ASKED: f"A run asks this silo: scaffpd silo agree {settings.path} --grant ",
+        BEGUN: "This silo takes part in run ",
+    }
+    while processes.alive(PART):
+        time.sleep(1.0)
+        if log.exists():
+            with log.open("rb") as lines:
+                lines.seek(min(place, log.stat().st_size))  # FLARE begins anew at some size
+                if REGISTERED in lines.read():
+                    say("Connected.")
+                place = lines.tell()
+        for line in records.read():
+            digest = line["agreement"]
+            waits = settings.agree == ASK and SiloRecords(settings.records).granted(digest) is None
+            if line["what"] in sentences and (waits or line["what"] == BEGUN):
+                say(f"{sentences[line['what']]}{digest[:SHOWN]}")
 
 
 def agree(
@@ -192,12 +227,12 @@ def predict(
 
 
 silo = group(
-    """Prepare a site: write its file, and see what would leave it.
+    """At a site: check its data, start it, agree to runs, and see what has left.
 
     Examples:
-        scaffpd silo init
+        scaffpd silo check silo.toml
     """,
-    *(init, check, key, agree, audit, predict),
+    *(check, start, agree, audit, predict),
 )
 
 
@@ -210,6 +245,7 @@ def _show_check(found: Overview) -> None:
     lines = {
         "task": "the entry's own Cohort" if prepared else found["task"],
         "rows": f"{rows['train']} to train on, {rows['test']} held out",
+        "key": found["fingerprint"],
     }
     if found["missing"] is not None:
         lines["missing"] = f"{found['missing']} values"

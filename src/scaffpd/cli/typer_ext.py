@@ -28,6 +28,7 @@ else:
 DONE = 0
 FAILED = 1
 WRONG = 2
+PAUSED = 3
 INTERRUPTED = 130
 NUMBERS = (click.types.IntParamType, click.types.FloatParamType)
 CONTEXT = {"help_option_names": ["-h", "--help"]}

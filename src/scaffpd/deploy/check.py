@@ -11,8 +11,10 @@ from scaffpd.data.tabular.agree import PREPARED
 from scaffpd.data.tabular.columns import CATEGORY, leaking_columns
 from scaffpd.data.tabular.settings import CLASSIFICATION, REGRESSION
 from scaffpd.deploy.dataset import Dataset
+from scaffpd.deploy.flare.serving import expiry_warning
 from scaffpd.deploy.messages import Array, Json
 from scaffpd.run.settings.silo import SiloFile
+from scaffpd.secure.keys import Identity
 
 SHOWN = 30  # names in a list before it is cut off
 
@@ -23,6 +25,7 @@ def site_overview(file: SiloFile, data: Dataset) -> Json:
     y = data.target.values
     return {
         "silo": file.name,
+        "fingerprint": Identity.stored(file.identity).card.fingerprint,
         "task": data.target.task,
         "rows": {"train": train, "test": test, "without_target": data.dropped},
         "labels": _labels(data),
@@ -78,6 +81,8 @@ def _labels(data: Dataset) -> list[Json]:
 
 def warnings(file: SiloFile, data: Dataset) -> Iterator[str]:
     """Yield warnings for the operator."""
+    if ending := expiry_warning(file.path):
+        yield ending
     limits = file.limits
     if data.rows[0] < limits.rows:
         yield (

@@ -69,9 +69,14 @@ def coordinate(path: Path, transport: Transport) -> Outcome:
             outcome = Coordination(file, folder, transport).run()
         except InputError as error:
             outcome = Outcome(FAILED, True, str(error), folder.rounds())
+        except Exception as error:  # a full disk, or FLARE has ended the job
+            log.exception("The coordinator stops.")
+            made = folder.rounds()
+            sentence = f"{str(error).rstrip('.')}. The run waits after round {made}."
+            outcome = Outcome(PAUSED, False, sentence, made)
         if not folder.has_outcome():  # of a run with other settings, which stays as it is
             if outcome.status in (PAUSED, FAILED):
-                with suppress(InputError):  # a file of the folder may be what cannot be read
+                with suppress(InputError, OSError):  # a file may be what cannot be read
                     record_of(file, folder, outcome).write(folder.path)
             write_outcome(folder, outcome)
         log.info("round %s: %s", outcome.rounds, outcome.sentence)
@@ -127,7 +132,8 @@ class Coordination:
             reached = done
             failure = trouble.failure
             refused = failure.what == REFUSED and not failure.waits
-            late = time.monotonic() - since > self.file.timeout
+            # a person may take as long as the server runs
+            late = not failure.waits and time.monotonic() - since > self.file.timeout
             if late or (refused and strikes >= STRIKES):
                 return Outcome(PAUSED, False, f"{trouble} The run waits after round {done}.", done)
             time.sleep(PAUSE_SECONDS)

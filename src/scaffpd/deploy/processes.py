@@ -2,7 +2,7 @@
 
 FLARE's processes start others in their own sessions. Orphans cannot be found through their parent,
 but they inherit the mark. Run as a script, this module runs one process with a watchdog, which
-ends it once the process that started it has ended.
+ends all with its mark once the process that started it has ended.
 """
 
 from __future__ import annotations
@@ -108,17 +108,22 @@ class Processes:
                 started.wait()
 
 
-def free_ports(count: int) -> list[int]:
-    """Return free ports on loopback."""
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [int(one.getsockname()[1]) for one in sockets]
+def free_port() -> int:
+    """Return a free port on loopback whose next one is free as well."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as first, contextlib.suppress(OSError):
+            port = int(first.getsockname()[1])
+            with socket.create_server(("127.0.0.1", port + 1)):
+                return port
 
 
 def end_with(parent: int) -> None:
-    """End this process and its group once its parent has ended."""
+    """End this process and all others of its part once its parent has ended."""
     while os.getppid() == parent:
         time.sleep(0.5)
+    mark, _, part = os.environ[MARK].rpartition(":")
+    with contextlib.suppress(TimeoutError):
+        Processes(mark).kill(part)
     os.killpg(os.getpgid(0), signal.SIGKILL)
 
 

@@ -68,7 +68,7 @@ def record_of(
     return RunRecord(
         kind="deploy",
         title=f"{file.name}: {len(file.silos)} silos",
-        command="" if outcome.final else "scaffpd deploy resume",
+        command="" if outcome.final else f"scaffpd deploy run {file.path.name}",
         made=datetime.now(UTC).isoformat(timespec="seconds"),
         version=scaffpd.__version__,
         task="" if setup is None else str(setup.schema.get("task", "")),

@@ -21,11 +21,11 @@ from scaffpd.federation import Federation, Vector
 from scaffpd.federation.own_weights import LEAST
 from scaffpd.federation.plans import ClientSelection
 from scaffpd.federation.questions import Question, Reply, Vectors
+from scaffpd.secure import SHARE
 from scaffpd.secure.ring import Places, Ring, add
 
 FEWEST = 3  # with two clients, each knows the other's vector from the sum
 USUAL = 10  # colluding clients by default, at most
-SHARE = 0.9  # of a sum over the clients that do not collude, which one of them may have
 
 
 class Totals(Protocol):

@@ -49,7 +49,7 @@ class Card:
 
     @classmethod
     def of(cls, digits: object) -> Card:
-        """Read the hexadecimal digits that `scaffpd silo key` shows."""
+        """Read the hexadecimal digits that a silo's agreement shows."""
         try:
             both = bytes.fromhex(str(digits))
             Ed25519PublicKey.from_public_bytes(both[:KEY])
@@ -57,7 +57,7 @@ class Card:
         except ValueError:
             raise InputError(
                 "key-unreadable",
-                f"{str(digits)[:20]!r} is not a silo's key: `scaffpd silo key` prints it.",
+                f"{str(digits)[:20]!r} is not a silo's key: `scaffpd silo check` prints it.",
             ) from None
         return cls(both[:KEY], both[KEY:])
 

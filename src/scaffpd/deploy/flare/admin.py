@@ -1,4 +1,4 @@
-"""Open an administrator's session with FLARE, submit the job, and follow it to its end.
+"""Run FLARE's server, submit the job as its administrator, and follow the job to its end.
 
 FLARE's session starts threads that it never ends, writes to the console and is useless once the
 server was down. So it runs in its own process (this module as a script), which reads and writes
@@ -20,17 +20,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scaffpd.deploy.flare.serving import KIT, PART, served
 from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
-    from scaffpd.deploy.deployed_run import Outcome
+    from scaffpd.deploy.deployed_run import DeployedRun, Outcome
+    from scaffpd.deploy.processes import Processes
     from scaffpd.run.settings.federation import FederationFile
 
-PATIENCE = 300.0  # seconds without an answer of the server, after which a run is given up
-# Seconds after which a job without a process at the server counts as lost. FLARE lists the job of a
-# server that died as running for ever, and neither aborts nor deletes it.
-UNLISTED = 30.0
-OVER = ("FINISHED", "ABANDONED")  # how FLARE's final statuses begin
+ADMIN = "admin"  # folders of the server's kit: the administrator's own kit, and the job
+JOB = "job"
+PATIENCE = 300.0  # seconds without an answer of the server, after which the run pauses
+RUNS = ("DISPATCHED", "RUNNING", "FINISHED", "ABANDONED")  # how FLARE's statuses begin
+OVER = RUNS[2:]
 EVERY = 0.5  # seconds between two looks
 
 
@@ -115,158 +117,137 @@ class AdminSession:
                     stream.close()
 
 
-class FlareJob:
-    """The federation's job on a FLARE server; it can be submitted again."""
-
-    def __init__(self, session: AdminSession, folder: Path) -> None:
-        self.session = session
-        self.folder = folder.resolve()
-        self.current: str | None = None
-        self._listed = 0.0  # when the server last had a process for the job
-
-    def adopt(self) -> bool:
-        """Take over a job of the same name that the server is running; return whether it is."""
-        for job in self.session.call("unfinished", self.folder.name):
-            self.current = job
-            self._listed = time.monotonic()
-            while self.running():
-                if self.session.call("status", job)[1]:
-                    return True
-                time.sleep(EVERY)
-        self.current = None
-        return False
-
-    def submit(self) -> None:
-        """Submit the job."""
-        try:
-            self.current = str(self.session.call("submit", str(self.folder)))
-        except LostError as problem:
-            raise InputError("job-refused", f"FLARE did not accept the job: {problem}") from problem
-        self._listed = time.monotonic()
-
-    def running(self) -> bool:
-        """Return whether the last submitted job is waiting or running.
-
-        Whether a job is lost is decided by the server's own list of processes, never by comparing
-        clocks of two machines.
-        """
-        if self.current is None:
-            return False
-        said, listed = self.session.call("status", self.current)
-        now = time.monotonic()
-        started = said.startswith(("DISPATCHED", "RUNNING"))
-        if listed or not started:  # a submitted job has no process before it is dispatched
-            self._listed = now
-        return not said.startswith(OVER) and now - self._listed < UNLISTED
-
-    def connected(self) -> set[str]:
-        """Return the sites that the server lists as connected."""
-        return set(self.session.call("sites"))
+class StopError(Exception):
+    """Why a run cannot be followed any further."""
 
 
-def resume(
-    folder: Path,
+def run(
     file: FederationFile,
     seconds: float,
     say: Callable[[str], object],
     look: Callable[[], object],
 ) -> Outcome:
-    """Follow a run from the coordinator's folder, which holds administrator's kit and job.
+    """Run FLARE's server and the federation's job until the run ends or pauses.
 
-    Take over a job that is still running; otherwise submit it.
-    """
-    job = next((folder / "job").glob("*/"), None)
-    if job is None:
-        raise InputError(
-            "no-job", f"There is no job in {str(folder / 'job')!r}: `deploy flare` writes it."
-        )
-    file.folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.closing(AdminSession(folder / "admin", file.folder / "admin.log")) as session:
-        return follow(FlareJob(session, job), file, seconds, say, look)
-
-
-def follow(
-    job: FlareJob,
-    file: FederationFile,
-    seconds: float,
-    say: Callable[[str], object],
-    look: Callable[[], object],
-) -> Outcome:
-    """Submit the job unless it is running, wait for its end, and return the run's outcome.
-
-    A job that ends without an outcome is not submitted again: a service manager does that.
+    A new server has no jobs, so that nothing of an earlier one can be taken for this one's. What
+    outlives servers is the run's own folder.
     """
     from scaffpd.deploy.coordinate import reopen  # loads torch: not in the session's process
-    from scaffpd.deploy.deployed_run import DeployedRun, Outcome
+    from scaffpd.deploy.deployed_run import PAUSED, DeployedRun, Outcome, write_outcome
 
     folder = DeployedRun(file.folder)
     done = reopen(file, folder)
     if done is not None:
         say("This run had ended before: nothing was trained.")
         return done
-    deadline = time.monotonic() + seconds
-    if _patiently(job.adopt, say):
-        say("The job is running already.")
-    else:
-        _wait_for_silos(job, file, say)
-        job.submit()
-    while _patiently(job.running, say):
-        look()
-        if time.monotonic() > deadline:
-            raise InputError(
-                "run-too-long",
-                f"The run has not ended after {seconds:g} seconds: resume it later.",
-            )
-        time.sleep(EVERY)
+    with served(file.path) as processes:
+        followed = FollowedJob(file, processes, folder, time.monotonic() + seconds, say, look)
+        with contextlib.closing(followed):
+            reason = followed.to_its_end()
     look()
     if not folder.has_outcome():
-        raise InputError(
-            "job-ended-early",
-            f"The job ended after round {folder.rounds()} without an outcome: see the server's "
-            "log for the reason, then resume the run.",
-        )
+        made = folder.rounds()
+        outcome = Outcome(PAUSED, False, f"{reason} The run waits after round {made}.", made)
+        with contextlib.suppress(OSError):  # a full disk may be the reason
+            write_outcome(folder, outcome)
+        return outcome
     return Outcome.of(folder)
 
 
-def _patiently(ask: Callable[[], bool], say: Callable[[str], object]) -> bool:
-    """Ask until the server answers, for `PATIENCE` seconds."""
-    deadline = time.monotonic() + PATIENCE
-    said = False
-    while True:
+class FollowedJob:
+    """The job of a run on a server that was started for it."""
+
+    def __init__(
+        self,
+        file: FederationFile,
+        processes: Processes,
+        folder: DeployedRun,
+        deadline: float,
+        say: Callable[[str], object],
+        look: Callable[[], object],
+    ) -> None:
+        kit = file.path.resolve().parent / KIT
+        self.file = file
+        self.log = kit / "log.txt"
+        self.job = kit / JOB / file.name
+        self.session = AdminSession(kit / ADMIN, kit / "admin.txt", processes.environment(ADMIN))
+        self.processes = processes
+        self.folder = folder
+        self.deadline = deadline
+        self.say = say
+        self.look = look
+        self._missing: list[str] = []
+
+    def close(self) -> None:
+        """End the session."""
+        self.session.close()
+
+    def to_its_end(self) -> str:
+        """Wait for all silos, submit the job, and wait for its end; return a reason to pause."""
         try:
-            return ask()
+            self._until(self._all_connected)
+            self.say("All silos are connected; the run starts.")
+            current = str(self.session.call("submit", str(self.job)))
+            said = self._until(lambda: self._status(current))
+        except StopError as reason:
+            return str(reason)
         except LostError as problem:
-            if time.monotonic() > deadline:
-                raise InputError(
-                    "server-not-answering", f"{problem} Start the server, then resume."
-                ) from None
-        if not said:
-            say("FLARE's server does not answer yet.")
-        said = True
-        time.sleep(1.0)
+            return f"{problem} {self.log} says why."
+        return self._why_early(said)
 
+    def _until(self, ask: Callable[[], str]) -> str:
+        """Ask the server until there is an answer, and return it."""
+        heard = time.monotonic()
+        while True:
+            self.look()
+            if not self.processes.alive(PART):
+                raise StopError(f"FLARE's server has ended; {self.log} says why.")
+            now = time.monotonic()
+            try:
+                answer = ask()
+                heard = now
+            except LostError as problem:
+                answer = ""
+                if now - heard > PATIENCE:
+                    raise StopError(str(problem)) from None
+            if answer:
+                return answer
+            if now > self.deadline:
+                raise StopError(self._why_late())
+            time.sleep(EVERY)
 
-def _wait_for_silos(job: FlareJob, file: FederationFile, say: Callable[[str], object]) -> None:
-    """Wait until all silos are connected: FLARE admits none to a job that has started."""
-    deadline = time.monotonic() + file.timeout
-    said = False
-    while True:
-        with contextlib.suppress(LostError):
-            missing = [name for name in file.silos if name not in job.connected()]
-            if not missing:
-                return
-            if time.monotonic() > deadline:
-                raise InputError(
-                    "silos-not-connected",
-                    f"Not connected after {file.timeout:g} seconds: "
-                    f"{', '.join(missing)}. Start them, then resume.",
-                )
-            if not said:
-                say(f"Waiting for {', '.join(missing)}.")
-            said = True
-        if time.monotonic() > deadline + PATIENCE:
-            raise InputError("server-not-answering", "FLARE's server does not answer.")
-        time.sleep(EVERY)
+    def _all_connected(self) -> str:
+        """Return "yes" once all silos are connected: FLARE admits none to a job that runs."""
+        connected = self.session.call("sites")
+        missing = [name for name in self.file.silos if name not in connected]
+        if missing and missing != self._missing:
+            self.say(f"Waiting for {', '.join(missing)}.")
+        self._missing = missing
+        return "" if missing else "yes"
+
+    def _status(self, job: str) -> str:
+        """Return FLARE's last word on a job; nothing while it runs."""
+        said = str(self.session.call("status", job))
+        if not said.startswith(RUNS):
+            self._all_connected()  # it waits for a silo that has gone
+        return said if said.startswith(OVER) else ""
+
+    def _why_late(self) -> str:
+        _, events = self.folder.entries()
+        why = events[-1].sentence if events else ""
+        if self._missing:
+            why = f"Not connected: {', '.join(self._missing)}."
+        return f"The time is up. {why}".strip()
+
+    def _why_early(self, said: str) -> str:
+        """Return why a job has ended without an outcome; a full disk cannot hold the reason."""
+        probe = self.folder.path / ".space"
+        try:
+            probe.write_bytes(bytes(2**16))
+            probe.unlink()
+        except OSError as error:
+            return f"Cannot write to {str(self.folder.path)!r}: {error.strerror}."
+        return f"FLARE ended the job ({said}); {self.log} says why."
 
 
 # --- the session's own process
@@ -301,29 +282,12 @@ def connect(kit: Path) -> Any:
     return new_secure_session(user, str(kit), timeout=5.0, auto_login_max_tries=1)
 
 
-def unfinished(session: Any, name: str) -> list[str]:
-    """Return the jobs of that name that FLARE lists as waiting or running, oldest first."""
-    jobs = sorted(session.list_jobs(), key=lambda job: str(job.get("submit_time", "")))
-    return [
-        str(job["job_id"])
-        for job in jobs
-        if job.get("job_name") == name and not str(job.get("status", "")).startswith(OVER)
-    ]
-
-
-def status(session: Any, job: str) -> tuple[str, bool]:
-    """Return FLARE's status of a job, and whether the server has a process for it."""
-    listed = {str(running.job_id) for running in session.get_system_info().job_info}
-    return str(session.get_job_status(job)), job in listed
-
-
 COMMANDS: dict[str, Callable[..., object]] = {
     "submit": lambda session, job: str(session.submit_job(job)),
-    "status": status,
+    "status": lambda session, job: str(session.get_job_status(job)),
     "sites": lambda session: sorted(
         str(client.name) for client in session.get_connected_client_list()
     ),
-    "unfinished": unfinished,
 }
 
 if __name__ == "__main__":

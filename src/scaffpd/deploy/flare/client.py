@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 from nvflare.collab import collab
 
+from scaffpd.deploy.flare.serving import SITE_FILE
 from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
     from scaffpd.deploy.silo import Silo
 
-VARIABLE = "SCAFFPD_SILO"  # of the environment: the path of silo.toml
 # A reply that starts like this is the site's refusal. FLARE would send an exception's traceback to
 # the server; a refusal holds only its sentence.
 REFUSAL = b"\x00scaffpd refuses\x00"
@@ -40,7 +40,7 @@ class SiloClient:
         try:
             with self._lock:
                 if self._silo is None:
-                    self._silo = open_silo(str(collab.site_name), Path(os.environ[VARIABLE]))
+                    self._silo = open_silo(str(collab.site_name), Path(os.environ[SITE_FILE]))
                 return self._silo.answer(question)
         except InputError as mistake:
             log.error("The silo does not answer: %s", mistake)

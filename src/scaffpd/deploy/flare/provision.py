@@ -13,7 +13,8 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ import yaml
 from nvflare.collab import CollabRecipe
 from nvflare.lighter.spec import Builder
 
+from scaffpd.deploy.flare.admin import ADMIN, JOB
 from scaffpd.deploy.flare.client import SiloClient
 from scaffpd.deploy.flare.server import Coordinator
+from scaffpd.deploy.flare.serving import KIT
 from scaffpd.deploy.messages import Json
 from scaffpd.errors import InputError
 
@@ -57,6 +60,9 @@ def write_job(name: str, folder: Path, silos: int) -> Path:
     return job
 
 
+DEAD_AFTER = 30.0  # seconds without a heartbeat after which the server counts a site as dead
+SCHEDULE_EVERY = 0.5  # least seconds between two attempts to start a job
+PATIENCE = 5.0  # seconds that a site waits for the server's reply to a heartbeat
 EVERYDAY = ("submit_job", "clone_job", "manage_job", "download_job", "view", "operate")
 # Rights of FLARE's users at a site or the server: no code from outside, no shell commands.
 RIGHTS = {
@@ -76,22 +82,7 @@ class SiteRules(Builder):  # type: ignore[misc]
 
     FLARE's default lets an administrator send any code to every site, and streams the sites' error
     logs to the server. Here a site runs only two installed classes and sends no logs.
-
-    Args:
-        dead_after: seconds without a heartbeat after which the server counts a site as dead.
-        schedule_every: least seconds between two attempts to start a job.
-        patience: seconds that a site waits for the server's reply to a heartbeat.
     """
-
-    def __init__(
-        self,
-        dead_after: float = 60.0,
-        schedule_every: float = 1.0,
-        patience: float = 10.0,
-    ) -> None:
-        self.dead_after = dead_after
-        self.schedule_every = schedule_every
-        self.patience = patience
 
     def build(self, project: Any, ctx: Any) -> None:
         """Write the resources and rights of the server and of every site."""
@@ -112,15 +103,15 @@ class SiteRules(Builder):  # type: ignore[misc]
     def _server(self, resources: Json) -> None:
         resources["class_allow_list"] = list(SERVER_CLASSES)
         resources["servers"][0] |= {
-            "heart_beat_timeout": self.dead_after,
+            "heart_beat_timeout": DEAD_AFTER,
             "check_engine_frequency": 0.5,
         }
         parts = {part["id"]: part for part in resources["components"]}
         parts["job_scheduler"]["args"] |= {
             "max_jobs": 1,
             "max_schedule_count": 1000,
-            "min_schedule_interval": self.schedule_every,
-            "max_schedule_interval": 10 * self.schedule_every,
+            "min_schedule_interval": SCHEDULE_EVERY,
+            "max_schedule_interval": 10 * SCHEDULE_EVERY,
         }
         resources["components"] = [part for name, part in parts.items() if name != "log_receiver"]
 
@@ -128,7 +119,7 @@ class SiteRules(Builder):  # type: ignore[misc]
         resources["class_allow_list"] = list(SITE_CLASSES)
         resources["allow_log_streaming"] = False
         # A heartbeat that a dead server never answers delays the next one, and so the reconnection.
-        resources["client"] |= {"maint_msg_timeout": self.patience}
+        resources["client"] |= {"maint_msg_timeout": PATIENCE}
         resources["components"] = [
             part for part in resources["components"] if part["id"] != "site_log_streamer"
         ]
@@ -144,10 +135,8 @@ class FlareProject:
     name: str  # of the federation; also of the job
     silos: Sequence[str]  # the sites' names, the same as in their silo files
     host: str  # the server's name on the network, as the sites see it
-    port: int = 8002  # where the sites reach the server
-    admin_port: int = 8003  # where administrators reach it
+    port: int = 8002  # where the sites reach the server; administrators use the next one
     admin: str = "coordinator@scaffpd.org"  # the administrator who submits the job
-    rules: dict[str, float] = field(default_factory=dict)  # settings of `SiteRules`
 
     def __post_init__(self) -> None:
         for name in (self.name, *self.silos):
@@ -156,17 +145,17 @@ class FlareProject:
                     "name-not-for-flare",
                     f"FLARE cannot use the name {name!r}: use letters, digits, '-' and '_'.",
                 )
-        if {self.host, "server", COORDINATOR} & set(self.silos):
+        if taken := {self.host, *RESERVED} & set(self.silos):
             raise InputError(
                 "silo-named-like-server",
-                "A silo on FLARE must not have the name of the server or coordinator: rename it.",
+                f"A silo on FLARE cannot have the name {min(taken)!r}: rename it.",
             )
 
     def document(self) -> Json:
         """Return the content of FLARE's project.yml."""
         impl = "nvflare.lighter.impl"
         layout = {"config_folder": "config", "scheme": "grpc"}
-        server = {"type": "server", "fed_learn_port": self.port, "admin_port": self.admin_port}
+        server = {"type": "server", "fed_learn_port": self.port, "admin_port": self.port + 1}
         people = [{"name": self.host, "org": "scaffpd"} | server]
         people += [{"name": silo, "org": "scaffpd", "type": "client"} for silo in self.silos]
         people += [{"name": self.admin, "org": "scaffpd", "type": "admin", "role": "project_admin"}]
@@ -178,18 +167,15 @@ class FlareProject:
             "builders": [
                 {"path": f"{impl}.workspace.WorkspaceBuilder"},
                 {"path": f"{impl}.static_file.StaticFileBuilder", "args": layout},
-                {"path": "scaffpd.deploy.flare.provision.SiteRules", "args": dict(self.rules)},
+                {"path": "scaffpd.deploy.flare.provision.SiteRules"},
                 {"path": f"{impl}.cert.CertBuilder"},
                 {"path": f"{impl}.signature.SignatureBuilder"},
             ],
         }
 
 
-# what a part's folder holds; its name
-KIT = "kit"
-ADMINISTRATOR = "admin"
-JOB = "job"
-COORDINATOR = "coordinator"
+AUTHORITY = "authority"  # FLARE's own folder, with the key of the root certificate
+RESERVED = ("server", "run", KIT, AUTHORITY)
 
 
 def provision(project: FlareProject, folder: Path) -> Path:
@@ -197,43 +183,49 @@ def provision(project: FlareProject, folder: Path) -> Path:
 
     Return the folder of the kits, one for every participant by name.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)  # before any key, among them the root's, is written to it
     document = yaml.safe_dump(project.document(), sort_keys=False)
     (folder / "project.yml").write_text(document, encoding="utf-8")
     write_job(project.name, folder / JOB, len(project.silos))
-    kits = folder / "kits"
-    kits.mkdir(mode=0o700, exist_ok=True)
-    kits.chmod(0o700)  # before any key, among them the root's, is written to it
     command = [sys.executable, "-m", "nvflare.cli", "provision", "-p", "project.yml", "-w", "kits"]
     done = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
     )
     (folder / "provision.log").write_text(done.stdout + done.stderr, encoding="utf-8")
-    if done.returncode or not any(kits.iterdir()):
+    kits = folder / "kits" / project.name / "prod_00"
+    if done.returncode or not kits.is_dir():
         log = folder / "provision.log"
         raise InputError("provision-failed", f"FLARE could not be provisioned: {log} says why.")
-    return kits / project.name / "prod_00"
+    return kits
 
 
-def write_parts(project: FlareProject, out: Path, federation: Path) -> Path:
-    """Provision, write one folder for the coordinator and one per silo, and return where they are.
+def write_parts(project: FlareProject, home: Path, renew: bool) -> None:
+    """Provision, and put a kit into the coordinator's folder and into one for every silo.
 
-    A silo's folder holds its startup kit, to which its operator adds silo.toml. The coordinator's
-    holds the kits of the server and the administrator, the job and federation.toml.
+    home/kit          of the server, with the administrator's kit and the job in it
+    home/NAME/kit     of a silo, with a silo.toml to fill in
+    home/authority    the key of the root certificate
+
+    A new root is made every time. So renewing certificates, adding a silo and shutting one out are
+    the same: all kits are replaced, and an old one is of no use.
     """
-    parts = out / "parts"
-    if parts.exists():
+    parts = {home: project.host, **{home / name: name for name in project.silos}}
+    there = [part / KIT for part in parts if (part / KIT).exists()]
+    if there and not renew:
         raise InputError(
             "keys-already-exist",
-            f"Keys already exist in {str(parts)!r}: choose another --out, or remove it.",
+            f"There are keys in {str(there[0])!r} already: --renew replaces all kits.",
         )
-    kits = provision(project, out)
-    parts.mkdir(mode=0o700)
-    for name in (*project.silos, COORDINATOR):
-        (parts / name).mkdir(mode=0o700)
-        shutil.move(kits / (project.host if name == COORDINATOR else name), parts / name / KIT)
-    own = parts / COORDINATOR
-    shutil.move(kits / project.admin, own / ADMINISTRATOR)
-    shutil.copytree(out / JOB / project.name, own / JOB / project.name)
-    shutil.copyfile(federation, own / "federation.toml")
-    return parts
+    shutil.rmtree(home / AUTHORITY, ignore_errors=True)
+    kits = provision(project, home / AUTHORITY)
+    shutil.move(kits / project.admin, kits / project.host / ADMIN)
+    shutil.move(home / AUTHORITY / JOB, kits / project.host / JOB)
+    template = files("scaffpd.run.settings").joinpath("silo.toml").read_text(encoding="utf-8")
+    for part, name in parts.items():
+        part.mkdir(mode=0o700, exist_ok=True)
+        shutil.rmtree(part / KIT, ignore_errors=True)
+        shutil.move(kits / name, part / KIT)
+        (part / KIT).chmod(0o700)
+        if part != home and not (part / "silo.toml").exists():
+            (part / "silo.toml").write_text(template.replace("my-hospital", name), "utf-8")

@@ -18,9 +18,9 @@ from nvflare.collab import collab
 from nvflare.collab.api.exceptions import CollabCallError, RunAborted
 
 from scaffpd.deploy.flare.client import REFUSAL
+from scaffpd.deploy.flare.serving import SERVER_FILE
 from scaffpd.deploy.messages import Failure, JsonMapping
 
-VARIABLE = "SCAFFPD_FEDERATION"  # of the environment: the path of federation.toml
 GRACE = 2.0  # seconds that FLARE gets for its own timeout
 
 
@@ -46,7 +46,10 @@ class CollabTransport:
         deadline = time.monotonic() + timeout + GRACE
         while waiting and time.monotonic() < deadline:
             if self._aborted():
-                raise RunAborted("The job was aborted.")
+                raise RunAborted(
+                    "FLARE ended the job, as it does once a silo's process has ended; the log of "
+                    f"that silo says why (no answer yet: {', '.join(sorted(waiting))})"
+                )
             try:
                 site, reply = arrived.get(timeout=0.5)
             except queue.Empty:
@@ -89,4 +92,4 @@ class Coordinator:
         proxies = {str(proxy.name): proxy for proxy in collab.clients}
         context = collab.context
         transport = CollabTransport(proxies, lambda: bool(context.is_aborted()))
-        coordinate(Path(os.environ[VARIABLE]), transport)
+        coordinate(Path(os.environ[SERVER_FILE]), transport)

@@ -13,7 +13,7 @@ from scaffpd.data.tabular.formats import ACCEPTED, is_table
 from scaffpd.data.tabular.settings import DECIMALS
 from scaffpd.errors import InputError
 from scaffpd.fields import Needs, SettingsTable, read_toml, validated
-from scaffpd.secure.aggregation import SHARE
+from scaffpd.secure import SHARE
 
 FEDERATION = {"silos": "a coordinator's federation.toml; a silo's silo.toml is needed"}
 ALWAYS = "always"
@@ -21,7 +21,7 @@ ASK = "ask"
 Fingerprint = Annotated[
     str,
     StringConstraints(strip_whitespace=True, pattern="^[0-9a-f]{64}$"),
-    Needs("a fingerprint of 64 digits, as `scaffpd silo key` shows it at that silo,"),
+    Needs("a fingerprint of 64 digits, as `scaffpd silo check` shows it at that silo,"),
 ]
 
 

@@ -1,0 +1,165 @@
+"""Run FLARE's server, or a site, from the startup kit beside its file.
+
+FLARE's modules are started directly: the kits' scripts would restart them for ever. Nothing here
+loads torch or FLARE, so that watching a process costs little memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from importlib.util import find_spec
+from pathlib import Path
+
+from cryptography import x509
+
+from scaffpd.deploy.processes import Processes
+from scaffpd.errors import InputError, not_installed
+from scaffpd.files import lock_folder
+
+KIT = "kit"  # the folder beside federation.toml or silo.toml
+PART = "flare"
+SITE_FILE = "SCAFFPD_SILO"  # of the environment: the path of silo.toml
+SERVER_FILE = "SCAFFPD_FEDERATION"  # and of federation.toml
+CONSOLE = "console.txt"  # what FLARE prints; it logs to log.txt
+SOON = timedelta(days=60)  # before certificates end, from when on to warn
+# Settings that FLARE takes from the environment; an operator's own come first.
+ENVIRONMENT = {
+    "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "5",
+    "NVFLARE_END_RUN_READINESS_TIMEOUT": "1",
+    "NVFLARE_END_RUN_READINESS_CHECK_INTERVAL": "0.1",
+    "NVFLARE_DEAD_CLIENT_GRACE_PERIOD": "5",
+    "OMP_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "2",
+}
+OPTIONS = {"secure_train": "true", "org": "scaffpd", "config_folder": "config"}
+BEAT = "2"  # seconds between a site's heartbeats; FLARE counts them in twos
+
+
+def check_installed() -> None:
+    """Refuse if FLARE is not installed."""
+    if find_spec("nvflare") is None:
+        raise not_installed("nvflare", "flare")
+
+
+@contextmanager
+def served(file: Path, site: str = "") -> Iterator[Processes]:
+    """Run the server of a federation.toml, or the site of a silo.toml, as long as the block lasts.
+
+    No process outlives it, and what an earlier one has left is ended first.
+    """
+    check_installed()
+    kit = checked_kit(file)
+    busy = f"Another process runs {str(kit)!r}: end that one first."
+    with lock_folder(kit, busy, seconds=2.0):
+        processes = Processes(str(kit))
+        processes.kill()
+        if not site:
+            empty_store(kit)
+            check_port(address(kit)[1])
+        variable = SITE_FILE if site else SERVER_FILE
+        environment = ENVIRONMENT | os.environ | {variable: str(file.resolve())}
+        processes.start(PART, command(kit, site), kit / CONSOLE, environment, kit)
+        try:
+            yield processes
+        finally:
+            processes.kill()
+
+
+def checked_kit(file: Path) -> Path:
+    """Return the kit beside a file; refuse if there is none, or if its certificates do not hold."""
+    kit = file.resolve().parent / KIT
+    if not (kit / "startup").is_dir():
+        raise InputError(
+            "no-startup-kit",
+            f"There is no startup kit in {str(kit)!r}: `scaffpd deploy provision` makes it.",
+        )
+    start, end = validity(kit)
+    now = datetime.now(UTC)
+    if not start <= now < end:
+        raise InputError(
+            "certificate-not-valid",
+            f"The certificates in {str(kit)!r} are valid from {start:%Y-%m-%d %H:%M} to "
+            f"{end:%Y-%m-%d %H:%M} UTC, and it is {now:%Y-%m-%d %H:%M}: set the clock, or use a "
+            "new kit (`scaffpd deploy provision --renew`).",
+        )
+    return kit
+
+
+def validity(kit: Path) -> tuple[datetime, datetime]:
+    """Return from when until when all certificates of a kit are valid."""
+    files = [*(kit / "startup").glob("*.crt"), kit / "startup" / "rootCA.pem"]
+    try:
+        found = [x509.load_pem_x509_certificate(file.read_bytes()) for file in files]
+    except (OSError, ValueError):
+        raise InputError(
+            "certificate-unreadable", f"The certificates in {str(kit)!r} cannot be read."
+        ) from None
+    starts = [certificate.not_valid_before_utc for certificate in found]
+    return max(starts), min(certificate.not_valid_after_utc for certificate in found)
+
+
+def expiry_warning(file: Path) -> str:
+    """Return a sentence from 60 days before the kit beside a file ends; empty before, or without
+    a kit.
+    """
+    kit = file.resolve().parent / KIT
+    if not (kit / "startup").is_dir():
+        return ""
+    end = validity(kit)[1]
+    if end - datetime.now(UTC) > SOON:
+        return ""
+    return f"The federation's certificates end on {end:%Y-%m-%d}: renew the kits before."
+
+
+def command(kit: Path, site: str) -> list[str]:
+    """Return module and arguments of the kit's own scripts."""
+    part = "client" if site else "server"
+    options = OPTIONS | ({"uid": site, "heart_beat_interval": BEAT} if site else {})
+    settings = [f"{key}={value}" for key, value in options.items()]
+    module = f"nvflare.private.fed.app.{part}.{part}_train"
+    return [module, "-m", str(kit), "-s", f"fed_{part}.json", "--set", *settings]
+
+
+def address(kit: Path) -> tuple[str, int]:
+    """Return host and port of the server that a kit belongs to."""
+    (file,) = (kit / "startup").glob("fed_*.json")
+    target = json.loads(file.read_text(encoding="utf-8"))["servers"][0]["service"]["target"]
+    host, _, port = target.rpartition(":")
+    return host, int(port)
+
+
+def check_port(port: int) -> None:
+    """Refuse a port that another server has."""
+    try:
+        socket.create_server(("", port)).close()
+    except OSError as error:
+        raise InputError(
+            "port-in-use",
+            f"Port {port} cannot be used ({error.strerror}): end the other server, or give this "
+            "federation another port and provision it again.",
+        ) from None
+
+
+def empty_store(kit: Path) -> None:
+    """Let the server store its jobs in its own kit, and begin without any.
+
+    FLARE's choice is the system's temporary folder, which two federations on one machine would
+    share. A run goes on from its own folder, never from FLARE's jobs, of which a server that died
+    leaves some that are running for ever.
+    """
+    store = kit / "store"
+    shutil.rmtree(store, ignore_errors=True)
+    file = kit / "local" / "resources.json"
+    resources = json.loads(file.read_text(encoding="utf-8"))
+    storage = resources["snapshot_persistor"]["args"]["storage"]
+    storage["args"]["root_dir"] = str(store / "snapshots")
+    for part in resources["components"]:
+        if part["id"] == "job_manager":
+            part["args"]["uri_root"] = str(store / "jobs")
+    file.write_text(json.dumps(resources, indent=2), encoding="utf-8")
