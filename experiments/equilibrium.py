@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 
 from scaffpd.objectives import Excess, Objective
-from scaffpd.objectives.rounding import Vector, inner
+from scaffpd.objectives.base import Vector, inner
 
 TURNS = 60
 IDLE = 12

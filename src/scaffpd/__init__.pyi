@@ -56,8 +56,6 @@ from scaffpd.training.history import History as History
 from scaffpd.training.loop import Result as Result
 from scaffpd.training.loop import Status as Status
 from scaffpd.training.loop import train as train
-from scaffpd.training.trackers import MLflow as MLflow
-from scaffpd.training.trackers import TensorBoard as TensorBoard
 
 __version__: str
 _HOME: dict[str, str]  # the module of every name

@@ -178,10 +178,10 @@ def fed_opt(s, optimizer, b1=0.8, b2=0.7, tau=0.05):
         yield x, None
 
 
-def scaffold(s, option="II", mistake=None):
+def scaffold(s, mistake=None):
     """Karimireddy et al. 2020, Algorithm 1 (1/N there is p_i here).
 
-    y_i ← y_i − η_l (g_i(y_i) − c_i + c);  c_i⁺ = (i) g_i(x), (ii) c_i − c + (x − y_i)/(K η_l);
+    y_i ← y_i − η_l (g_i(y_i) − c_i + c);  c_i⁺ = c_i − c + (x − y_i)/(K η_l);
     x ← x + η_g mean_S(y_i − x);  c ← c + (1/N) Σ_S (c_i⁺ − c_i).
     """
     x = s.x0
@@ -197,9 +197,6 @@ def scaffold(s, option="II", mistake=None):
             divisor = {"no K": 1, "one step too few": steps - 1, "the samples": len(f.A)}
             change = (x - ends[name]) / (divisor.get(mistake, steps) * s.rate)
             fresh[name] = own[name] - c + change
-            if option == "I":
-                rows = None if s.run is None else s.run.variate_rows(r, name)
-                fresh[name] = f.fast_gradient(x, rows)
         x = x + s.server_rate * (s.mean(ends) - x)
         for name in fresh:
             before = 0 if mistake == "adds c_i" else own[name]

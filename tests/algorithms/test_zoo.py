@@ -49,8 +49,7 @@ AVERAGING = {
         )
         for optimizer in ("momentum", "adagrad", "adam", "yogi")
     },
-    "Scaffold I": (partial(sp.Scaffold, option="I"), partial(naive.scaffold, option="I")),
-    "Scaffold II": (partial(sp.Scaffold, option="II"), partial(naive.scaffold, option="II")),
+    "Scaffold": (sp.Scaffold, naive.scaffold),
     "q-FFL, 0.5": (partial(sp.QFFL, q=0.5), partial(naive.q_ffl, q=0.5)),
     "q-FFL, 3": (partial(sp.QFFL, q=3.0), partial(naive.q_ffl, q=3.0)),
     "Δ-FL": (partial(sp.DeltaFL, tail=0.31), partial(naive.delta_fl, tail=0.31)),
@@ -240,9 +239,9 @@ METHODS = {
     "FedAvg, some": sp.FedAvg(local_steps=4, clients_per_round=2, batch_size=5),
     "FedProx": sp.FedProx(local_steps=4, mu=0.5, weights="uniform"),
     "FedOpt": sp.FedOpt(optimizer="yogi", local_steps=4, server_rate=0.01),
-    "Scaffold II": sp.Scaffold(local_steps=4),
-    "Scaffold I, some": sp.Scaffold(
-        local_steps=4, option="I", clients_per_round=3, weights="samples", batch_size=5
+    "Scaffold": sp.Scaffold(local_steps=4),
+    "Scaffold, some": sp.Scaffold(
+        local_steps=4, clients_per_round=3, weights="samples", batch_size=5
     ),
     "ProxSkip": sp.ProxSkip(),
     "AFL": sp.AFL(CHI, local_steps=4, batch_size=5),
@@ -303,7 +302,6 @@ SENDS = [  # exchanges, and numbers per client up and down, as docs/methods.md s
     (sp.FedAvg(local_rate=0.01), 1, 4, 4),
     (sp.FedOpt(local_rate=0.01), 1, 4, 4),
     (sp.Scaffold(local_rate=0.01), 1, 4, 8),
-    (sp.Scaffold(local_rate=0.01, option="I"), 1, 4 + 4 + 3, 8),
     (sp.ProxSkip(local_rate=0.01, local_steps=2), 1, 4, 4),
     (sp.AFL(local_rate=0.01, dual_rate=0.01), 1, 4 + 1, 4),
     (sp.DRFA(CHI, local_rate=0.01, dual_rate=1e-6), 2, 8 + 1, 8),
@@ -331,9 +329,7 @@ def test_what_a_round_sends(method, exchanges, up, down):
     assert sent.bytes_down - before.bytes_down == 5 * 8 * down
 
 
-@pytest.mark.parametrize(
-    "name", ["FedAvg", "Scaffold II", "DRFA", "AFL", "q-FFL", "Δ-FL", "ProxSkip"]
-)
+@pytest.mark.parametrize("name", ["FedAvg", "Scaffold", "DRFA", "AFL", "q-FFL", "Δ-FL", "ProxSkip"])
 def test_a_rate_too_large_is_called_divergence(name):
     """Never a NaN as a result: the last finite point is returned."""
     result = sp.train(replace(METHODS[name], local_rate=50.0), cohort(), rounds=60)
@@ -392,7 +388,6 @@ def test_corrected_methods_reach_the_average_optimum_and_fed_avg_does_not():
     best = reference_optimum(clients, "squared", 1.0, sp.Average())
     for method, rounds in (
         (sp.Scaffold(), 80),
-        (sp.Scaffold(option="I"), 20),
         (sp.ProxSkip(), 20),
         (sp.Scaffold(clients_per_round=2), 160),
     ):
@@ -456,7 +451,6 @@ class Mine(sp.FedProx):
         (lambda: sp.FedAvg(server_rate=None), "not-a-number"),
         (lambda: sp.AFL(dual_rate=0), "number-not-positive"),
         (lambda: sp.FedAvg(weights="sample"), "unknown-name"),
-        (lambda: sp.Scaffold(option="III"), "unknown-name"),
         (lambda: sp.FedProx(mu=-0.1), "setting-out-of-range"),
         (lambda: sp.FedOpt(optimizer="adma"), "unknown-name"),
         (lambda: sp.FedOpt(momentum=1), "setting-out-of-range"),

@@ -186,14 +186,13 @@ def scaffold(problem, **changes):
     return sp.Scaffold(**{"local_steps": 4, "local_rate": problem.rate} | changes)
 
 
-@pytest.mark.parametrize("option", ["I", "II"])
 @pytest.mark.parametrize("mistake", ["starts at the model", "adds c_i"])
-def test_scaffold_variates_start_at_zero_and_the_server_adds_their_change(option, mistake):
+def test_scaffold_variates_start_at_zero_and_the_server_adds_their_change(mistake):
     problem = case("logistic")
-    run = play(scaffold(problem, option=option), problem, ROUNDS)
+    run = play(scaffold(problem), problem, ROUNDS)
     setting = problem.setting(ROUNDS, steps=4)
-    compare(run, naive.scaffold(setting, option))
-    differ(run.x, naive.scaffold(setting, option, mistake))
+    compare(run, naive.scaffold(setting))
+    differ(run.x, naive.scaffold(setting, mistake))
     agree(run.x[:1], list(naive.fed_avg(setting))[:1])  # nothing to correct at first
 
 
@@ -201,7 +200,7 @@ def test_scaffold_variates_start_at_zero_and_the_server_adds_their_change(option
 def test_scaffold_divides_by_eta_k(mistake):
     problem = case("squared")
     run = play(scaffold(problem), problem, ROUNDS)
-    differ(run.x[:2], naive.scaffold(problem.setting(ROUNDS, steps=4), "II", mistake))
+    differ(run.x[:2], naive.scaffold(problem.setting(ROUNDS, steps=4), mistake))
     # c_i is a mean of gradients along the way: with tiny steps the gradient at x itself.
     still = play(scaffold(problem, local_rate=1e-9), problem, 1).states[-1]
     for i, f in enumerate(problem.clients.values()):
@@ -210,11 +209,10 @@ def test_scaffold_divides_by_eta_k(mistake):
 
 
 @pytest.mark.parametrize("weights", ["samples", "uniform"])
-@pytest.mark.parametrize("option", ["I", "II"])
-def test_scaffold_c_stays_the_mean_of_all_c_i_when_clients_are_sampled(weights, option):
+def test_scaffold_c_stays_the_mean_of_all_c_i_when_clients_are_sampled(weights):
     problem = case("logistic")
     p = np.array(list(problem.weights(weights).values()))
-    method = scaffold(problem, option=option, clients_per_round=3, weights=weights)
+    method = scaffold(problem, clients_per_round=3, weights=weights)
     for state in play(method, problem, 12).states:
         assert torch.allclose(state.variate, state.variates.sum(p), rtol=1e-9, atol=1e-12)
 
@@ -225,12 +223,10 @@ def test_scaffold_local_steps_are_equal_whatever_a_client_has(batch_size):
     few, many = (case("logistic", one_row_each(k)) for k in ((3, 3, 3, 3), (3, 30, 100, 300)))
     a, b = (play(scaffold(one, batch_size=batch_size), one, ROUNDS) for one in (few, many))
     agree(a.x, b.x)
-    differ(b.x, naive.scaffold(many.setting(ROUNDS, steps=4), "II", "an epoch each"))
+    differ(b.x, naive.scaffold(many.setting(ROUNDS, steps=4), "an epoch each"))
 
 
-@pytest.mark.parametrize(
-    "method", [sp.Scaffold(), sp.Scaffold(option="I", clients_per_round=3), sp.ProxSkip()]
-)
+@pytest.mark.parametrize("method", [sp.Scaffold(), sp.Scaffold(clients_per_round=3), sp.ProxSkip()])
 def test_what_clients_store_does_not_survive_into_another_run(method):
     """Nor does a later round change an earlier state."""
     problem = case("logistic")
@@ -282,8 +278,7 @@ def test_a_fair_method_on_one_mixture_is_fed_avg(method):
 
 ALONE = {
     "FedAvg": sp.FedAvg,
-    "Scaffold I": lambda **common: sp.Scaffold(option="I", **common),
-    "Scaffold II": sp.Scaffold,
+    "Scaffold": sp.Scaffold,
     "AFL": lambda **common: sp.AFL(dual_rate=0.1, **common),
     "DRFA": lambda **common: sp.DRFA(dual_rate=0.1, **common),
     "Δ-FL": lambda **common: sp.DeltaFL(tail=0.3, **common),
@@ -321,7 +316,6 @@ def test_one_local_step_is_gradient_descent_on_the_average(weights):
     fixed = sp.Fixed(problem.rate, 0.1, 1.0, 0.3 * problem.rate)
     for method in (
         *(kind(**common) for kind in (sp.FedAvg, sp.Scaffold, sp.ProxSkip)),
-        sp.Scaffold(option="I", **common),
         sp.GradientDescentAscent(objective, **rates),
         sp.ScaffPD(objective, local_steps=1, steps=fixed),
     ):

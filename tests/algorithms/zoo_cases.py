@@ -153,10 +153,6 @@ class Run:
         """The rows of the losses that a round asked for."""
         return self.problem.rows(self.questions("losses", "gradients")[r][0], name)
 
-    def variate_rows(self, r, name):
-        """The rows of SCAFFOLD's own gradients."""
-        return self.problem.rows(self.questions("gradients")[r][0], name)
-
 
 def play(method, problem, rounds, seed=SEED):
     """Make `rounds` rounds from x0, with everything noted."""

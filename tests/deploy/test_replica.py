@@ -36,7 +36,6 @@ METHODS = [
     sp.FedAvg(local_steps=3, batch_size=4),
     sp.FedAvg(local_steps=3, weights="samples"),
     sp.Scaffold(local_steps=3),
-    sp.Scaffold(local_steps=3, option="I"),
     sp.AFL(local_steps=2),
     sp.DRFA(sp.Tilted(1.0), local_steps=3),
     sp.QFFL(local_steps=2),

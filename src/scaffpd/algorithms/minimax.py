@@ -54,8 +54,7 @@ from typing_extensions import TypeVar
 
 from scaffpd.algorithms.base import GRADIENTS, Algorithm, RunState, check_finite
 from scaffpd.federation import Constants, Federation, Gradients, Vector
-from scaffpd.objectives.base import LARGEST, Objective
-from scaffpd.objectives.rounding import EPSILON, LEAST, inner, roundings, total
+from scaffpd.objectives.base import EPSILON, LARGEST, LEAST, Objective, inner, roundings, total
 
 MOST = 0.1  # largest share of itself by which λ may be outside Λ
 UNDERFLOW = 1.5e-154  # a number whose square underflows

@@ -61,8 +61,7 @@ from scaffpd.algorithms.minimax import AnsweredState, MinimaxMethod, asked_again
 from scaffpd.algorithms.saddle import Matrix, factor, solve_quadratics, solve_saddle
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, Vector
-from scaffpd.objectives.base import LARGEST
-from scaffpd.objectives.rounding import EPSILON, LEAST
+from scaffpd.objectives.base import EPSILON, LARGEST, LEAST
 
 # shares of a promise: from the first on a step is taken, from the second on the damping falls
 TAKEN = 0.1

@@ -49,8 +49,7 @@ from scaffpd.algorithms.minimax import MinimaxMethod, MinimaxState, length, shri
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, Vector
 from scaffpd.federation.own_weights import LEAST, NUMBERS, OwnSums, OwnWeights
-from scaffpd.objectives.base import OUT_OF_REACH, Objective
-from scaffpd.objectives.rounding import EPSILON, roundings
+from scaffpd.objectives.base import EPSILON, OUT_OF_REACH, Objective, roundings
 
 # shares of a promise: from the first on a step is taken, from the second on A is not stretched
 TAKEN = 0.1

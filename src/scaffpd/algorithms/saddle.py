@@ -41,8 +41,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import lapack
 
-from scaffpd.objectives.base import LARGEST, Objective, ProxStep
-from scaffpd.objectives.rounding import EPSILON, Vector
+from scaffpd.objectives.base import EPSILON, LARGEST, Objective, ProxStep, Vector
 
 Matrix = NDArray[np.float64]
 # most proximal points; Newton steps for each of them, and for all

@@ -112,7 +112,7 @@ class SiloRows:
             model = self._model(setup)
             made = Cohort({self.file.name: ready.train}, model, test=test, settle=False)
         if self.noise:
-            self.account = self.ledger.open(made.account)
+            self.account = self.ledger.open(made.channel.account)
         return made
 
     def _model(self, setup: Setup) -> Any:

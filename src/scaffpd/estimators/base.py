@@ -305,8 +305,8 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
                 secret=self.noise_seed,
             )
         cohort = Cohort(pairs, trained, names=group.names)
-        if counts is not None and cohort.account is not None:
-            cohort.account.charge(counts.releases)
+        if counts is not None and cohort.channel.account is not None:
+            cohort.channel.account.charge(counts.releases)
         seed = _seed(self.random_state)
         result = train(algorithm, cohort, rounds, self._tol, seed, progress=bool(self.verbose))
         self.result_ = result

@@ -39,6 +39,7 @@ from scaffpd.federation.plans import (
     ProximalPlan,
     ReleaseCounts,
     Restriction,
+    Spent,
     Strength,
     Traffic,
     Vector,
@@ -66,36 +67,16 @@ __all__ = [
     "LocalPlan",
     "Memory",
     "PrivacyAccount",
-    "PrivacySpent",
     "ProximalPlan",
     "ReleaseCounts",
     "Restriction",
+    "Spent",
     "Strength",
     "Traffic",
     "Updates",
     "Vector",
     "same_point",
 ]
-
-
-class PrivacySpent(Protocol):
-    """Privacy cost of answers so far: client i's are (ε_i, δ)-differentially private."""
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The clients."""
-
-    @property
-    def epsilon(self) -> Vector:
-        """ε_i."""
-
-    @property
-    def delta(self) -> float:
-        """δ, the same for all."""
-
-    @property
-    def worst(self) -> float:
-        """The largest ε_i."""
 
 
 class PrivacyAccount(Protocol):
@@ -105,7 +86,7 @@ class PrivacyAccount(Protocol):
     def total(self) -> int:
         """Number of releases so far."""
 
-    def spent(self) -> PrivacySpent:
+    def spent(self) -> Spent:
         """Return the cost of the releases so far."""
 
     def pack(self) -> dict[str, NDArray[np.generic]]:
@@ -216,7 +197,7 @@ class Federation:
         return self.channel.account
 
     @property
-    def privacy(self) -> PrivacySpent | None:
+    def privacy(self) -> Spent | None:
         """Privacy cost of the clients' answers so far; `None` if the model is not `Private`."""
         return None if self.account is None else self.account.spent()
 

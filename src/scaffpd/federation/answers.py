@@ -281,41 +281,18 @@ class Memory:
         return self.federation.sums.sum("memory", held, asked, asked.checked(weights))
 
     def plus(
-        self, scale: float, vectors: Answers[Asked] | Memory | Tensor, clients: Clients = None
+        self, scale: float, vectors: Answers[Asked] | Tensor, clients: Clients = None
     ) -> Memory:
-        """Return v_i + scale·w_i for the given clients (all by default); a single tensor is the
-        same w for all.
+        """Return v_i + scale·w_i for the clients that answered with w_i.
+
+        A single tensor is the same w for the given clients (all by default).
         """
-        rows, added = self._rows(vectors, clients)
+        if isinstance(vectors, Tensor):
+            rows = self.federation.selection(clients).chosen
+            added = vectors
+        else:
+            rows = vectors.chosen
+            added = vectors.reply.vectors[vectors.main].each()
         changed = self.vectors.clone()
         changed[rows] += scale * added
         return replace(self, vectors=changed)
-
-    def replaced(self, vectors: Answers[Asked] | Memory, clients: Clients = None) -> Memory:
-        """Replace v_i by w_i for the given clients."""
-        rows, new = self._rows(vectors, clients)
-        changed = self.vectors.clone()
-        changed[rows] = new
-        return replace(self, vectors=changed)
-
-    def _rows(
-        self, vectors: Answers[Asked] | Memory | Tensor, clients: Clients
-    ) -> tuple[list[int] | slice, Tensor]:
-        """Return the clients whose vectors change, and the change of each."""
-        chosen = None if clients is None else self.federation.selection(clients).chosen
-        if isinstance(vectors, Tensor):
-            return slice(None) if chosen is None else chosen, vectors
-        if isinstance(vectors, Memory):
-            return (
-                (slice(None), vectors.vectors)
-                if chosen is None
-                else (chosen, vectors.vectors[chosen])
-            )
-        own = vectors.chosen
-        each = vectors.reply.vectors[vectors.main].each()
-        if chosen is None or chosen == own:
-            return own, each
-        if not set(chosen) <= set(own):
-            raise InputError("vectors-not-stored", "Clients can only store vectors that they have.")
-        place = {client: k for k, client in enumerate(own)}
-        return chosen, each[[place[i] for i in chosen]]

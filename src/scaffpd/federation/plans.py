@@ -214,6 +214,29 @@ class Traffic:
 
 
 @dataclass(frozen=True)
+class Spent:
+    """Privacy cost of every client's answers so far, for each single one of its records.
+
+    Attributes:
+        names: the clients.
+        epsilon: ε_i.
+        delta: δ, the same for all.
+    """
+
+    names: tuple[str, ...]
+    epsilon: Vector
+    delta: float
+
+    @property
+    def worst(self) -> float:
+        """The largest ε_i."""
+        return float(self.epsilon.max())
+
+    def __str__(self) -> str:
+        return f"(ε, δ) = ({self.worst:.2f}, {self.delta:g})"
+
+
+@dataclass(frozen=True)
 class ReleaseCounts:
     """The most releases of a client, each over all of its records.
 

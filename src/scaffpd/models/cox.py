@@ -28,7 +28,7 @@ from scaffpd.models.concordance import concordance
 from scaffpd.models.modes import ClientModes, ManyRows
 from scaffpd.models.newton import Anchor
 from scaffpd.models.numerics import LEAST, SAFE, UNIT, gamma, norm_above
-from scaffpd.models.oracle import StackedDisplacements, shift
+from scaffpd.models.oracle import StackedDisplacements, shift, step_sizes, stepped
 from scaffpd.models.point import CLIENTS, Ridge
 from scaffpd.models.risk_sets import ENTRY, EVENT, TIME, PartialLikelihood, RiskSets
 from scaffpd.models.samples import Levers, PaddedBlock, StackedSamples
@@ -162,15 +162,12 @@ class CoxOracle:
         """Take J local steps of every client, with all of its rows."""
         if plan.batch_size is not None:
             refuse_samples()
-        d = x.new_zeros(len(self.names), len(x))
-        L = torch.from_numpy(self.constants().smoothness).to(x)[:, None]
-        rates = torch.where(L > 0, plan.scale / L, 0) if plan.rate is None else plan.rate
-        pull = d + shift(at, correction)
-        for _ in range(plan.steps):
-            u = x - d
-            slope = self.mean_slope(self.likelihood(u)) + self.ridge.times(u)
-            d = d + rates * (slope + pull - plan.prox * d)
-        return StackedDisplacements(d)
+        rates = step_sizes(plan, len(self.names), lambda: self.constants().smoothness, x)
+
+        def slopes(U: Tensor) -> Tensor:
+            return self.mean_slope(self.likelihood(U)) + self.ridge.times(U)
+
+        return stepped(x, shift(at, correction), rates, plan, slopes)
 
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:
         """Return f_i(x) and the concordance of every client."""

@@ -27,6 +27,8 @@ from scaffpd.models.oracle import (
     StackedPoint,
     refuse_curvature,
     shift,
+    step_sizes,
+    stepped,
 )
 from scaffpd.models.point import LinearPoint, Ridge
 from scaffpd.models.quadratic import QuadraticOracle
@@ -115,12 +117,12 @@ class Envelopes:
         return own_scores(self.inner, self.own(x))
 
     def _rates(self, plan: LocalPlan) -> Tensor:
-        """Return η_i, (N, 1); 0 if the loss is flat."""
-        if plan.rate is not None:
-            return self.start().new_full((len(self.names), 1), plan.rate)
-        L = torch.from_numpy(self.constants().expected_smoothness(plan.batch_size))
-        L = L.to(self.start())[:, None]
-        return torch.where(L > 0, plan.scale / L, 0)
+        """Return η_i, (N, 1)."""
+
+        def smoothness() -> Vector:
+            return self.constants().expected_smoothness(plan.batch_size)
+
+        return step_sizes(plan, len(self.names), smoothness, self.start())
 
 
 class PersonalOracle(Envelopes):
@@ -179,19 +181,19 @@ class PersonalOracle(Envelopes):
         plan: LocalPlan,
     ) -> StackedDisplacements:
         """Take J local steps of every client; w carries over from step to step."""
-        each = x.new_zeros(len(self.names), len(x))
-        rates = self._rates(plan)
-        pull = each + shift(at, correction)
         w: Tensor | None = None
         draws = Draws(plan.key, streams(self.names, x.device))
-        for _ in range(plan.steps):
+
+        def slopes(U: Tensor) -> Tensor:
+            nonlocal w
             if plan.batch_size is None:
-                point = self._point(x - each, w)
+                point = self._point(U, w)
             else:
-                point = self._batch(x - each, draws.uniform(plan.batch_size), w)
+                point = self._batch(U, draws.uniform(plan.batch_size), w)
             w = point.w
-            each = each + rates * (point.each() + pull - plan.prox * each)
-        return StackedDisplacements(each)
+            return point.each()
+
+        return stepped(x, shift(at, correction), self._rates(plan), plan, slopes)
 
 
 def own_scores(
@@ -308,14 +310,12 @@ class PersonalModuleOracle(Envelopes):
         plan: LocalPlan,
     ) -> StackedDisplacements:
         """Take J local steps of every client, each after its own training."""
-        each = x.new_zeros(len(self.names), len(x))
-        rates = self._rates(plan)
-        pull = each + shift(at, correction)
         draws = Draws(plan.key, self.inner.streams)
-        for _ in range(plan.steps):
-            rows = self.inner.drawn(plan.batch_size, draws)
-            each = each + rates * (self._trained(x - each, rows)[2] + pull - plan.prox * each)
-        return StackedDisplacements(each)
+
+        def slopes(U: Tensor) -> Tensor:
+            return self._trained(U, self.inner.drawn(plan.batch_size, draws))[2]
+
+        return stepped(x, shift(at, correction), self._rates(plan), plan, slopes)
 
 
 def proximal_steps(

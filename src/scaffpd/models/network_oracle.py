@@ -22,7 +22,7 @@ from scaffpd.models.draws import Draws, streams
 from scaffpd.models.execution import GraphReplay, parallel_map, thread_count
 from scaffpd.models.network import ROOM, NetworkFunction
 from scaffpd.models.numerics import random_direction
-from scaffpd.models.oracle import StackedDisplacements, StackedPoint, shift
+from scaffpd.models.oracle import StackedDisplacements, StackedPoint, shift, step_sizes
 
 Correct = Callable[[Tensor, Tensor], Tensor | None]
 Rows = Sequence[Tensor | None]  # of every client: numbers of its rows, or `None` for all
@@ -341,12 +341,9 @@ class ModuleOracle:
     ) -> StackedDisplacements:
         """Take J local steps of every client, a group of clients at a time."""
         n = len(self.names)
-        rates = np.full(n, plan.rate)
-        if plan.rate is None:
-            rates = plan.scale / self.constants().smoothness
         each = x.new_zeros(n, len(x))
         pull = each + shift(at, correction)
-        eta = torch.from_numpy(rates).to(x)[:, None]
+        eta = step_sizes(plan, n, lambda: self.constants().smoothness, x)
         seeds = Draws((*plan.key, DROPOUT), self.streams).seeds
         prox = x.new_full((), plan.prox)
         b = plan.batch_size

@@ -7,6 +7,7 @@ silo an oracle over one.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
@@ -72,6 +73,33 @@ def shift(at: EvaluatedPoint | Tensor | None, correction: Tensor | None) -> Tens
     """Return c − c_i, which local steps add to g_i(u): (N, d), or one row or number for all."""
     c = 0.0 if correction is None else correction
     return c if at is None else c - (at if isinstance(at, Tensor) else at.each())
+
+
+def step_sizes(
+    plan: LocalPlan, clients: int, smoothness: Callable[[], Vector], x: Tensor
+) -> Tensor:
+    """Return η_i, (N, 1): the plan's, or its share of 1/L_i; 0 if the loss is flat."""
+    if plan.rate is not None:
+        return x.new_full((clients, 1), plan.rate)
+    L = torch.from_numpy(smoothness()).to(x)[:, None]
+    return torch.where(L > 0, plan.scale / L, 0)
+
+
+def stepped(
+    x: Tensor,
+    pull: Tensor | float,
+    rates: Tensor,
+    plan: LocalPlan,
+    slopes: Callable[[Tensor], Tensor],
+) -> StackedDisplacements:
+    """Take J steps u ← u − η_i (g_i(u) + pull + μ(u − x)) from x, all clients at once.
+
+    `slopes` are the g_i at every client's own u_i, (N, d), and `pull` is c − c_i (`shift`).
+    """
+    d = x.new_zeros(len(rates), len(x))
+    for _ in range(plan.steps):
+        d = d + rates * (slopes(x - d) + pull - plan.prox * d)
+    return StackedDisplacements(d)
 
 
 class Oracle(Protocol):

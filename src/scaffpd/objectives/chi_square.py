@@ -9,8 +9,16 @@ from numpy.typing import ArrayLike
 
 from scaffpd.errors import InputError
 from scaffpd.objectives import simplex
-from scaffpd.objectives.base import Objective, ProxStep, Scale, read_scale
-from scaffpd.objectives.rounding import EPSILON, Vector, above, roundings
+from scaffpd.objectives.base import (
+    EPSILON,
+    Objective,
+    ProxStep,
+    Scale,
+    Vector,
+    above,
+    read_scale,
+    roundings,
+)
 
 TRIED = 16
 ROUNDING = 1e-9

@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scaffpd.objectives import simplex
-from scaffpd.objectives.base import Objective, ProxStep, Scale, read_scale
-from scaffpd.objectives.rounding import EPSILON, Vector, inner
+from scaffpd.objectives.base import EPSILON, Objective, ProxStep, Scale, Vector, inner, read_scale
 
 
 class ChiSquareBall(Objective):

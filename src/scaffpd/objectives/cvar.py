@@ -9,8 +9,7 @@ from numpy.typing import ArrayLike
 
 from scaffpd.errors import InputError
 from scaffpd.objectives import simplex
-from scaffpd.objectives.base import Objective, ProxStep, Scale, read_scale
-from scaffpd.objectives.rounding import Vector, above, roundings
+from scaffpd.objectives.base import Objective, ProxStep, Scale, Vector, above, read_scale, roundings
 from scaffpd.objectives.simplex import UNEQUAL
 
 

@@ -14,9 +14,12 @@ from scaffpd.objectives.base import (
     ProxStep,
     Scale,
     SolvesAlone,
+    Vector,
+    above,
     finite_vector,
+    inner,
+    roundings,
 )
-from scaffpd.objectives.rounding import Vector, above, inner, roundings
 
 OWN = "own"
 

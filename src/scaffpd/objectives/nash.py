@@ -14,10 +14,13 @@ from scaffpd.objectives.base import (
     Objective,
     ProxStep,
     Scale,
+    Vector,
+    above,
     finite_vector,
+    inner,
     read_vector,
+    roundings,
 )
-from scaffpd.objectives.rounding import Vector, above, inner, roundings
 
 
 class Nash(Objective):

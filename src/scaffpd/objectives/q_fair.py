@@ -8,8 +8,19 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from scaffpd.objectives.base import Objective, ProxStep, Scale, read_scale, read_vector
-from scaffpd.objectives.rounding import EPSILON, Vector, above, inner, roundings, total
+from scaffpd.objectives.base import (
+    EPSILON,
+    Objective,
+    ProxStep,
+    Scale,
+    Vector,
+    above,
+    inner,
+    read_scale,
+    read_vector,
+    roundings,
+    total,
+)
 
 TINY = float(np.finfo(np.float64).tiny)
 HUGE = float(np.finfo(np.float64).max)

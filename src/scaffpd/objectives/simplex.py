@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from scaffpd.objectives.base import ProxStep
-from scaffpd.objectives.rounding import EPSILON, Vector, above, inner, roundings
+from scaffpd.objectives.base import EPSILON, ProxStep, Vector, above, inner, roundings
 
 UNEQUAL = 1e3  # ratio of rates in a projection above which a second pass is worth it
 

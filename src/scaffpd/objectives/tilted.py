@@ -9,9 +9,20 @@ from numpy.typing import ArrayLike
 from scipy.special import xlog1py, xlogy
 
 from scaffpd.objectives import simplex
-from scaffpd.objectives.base import Objective, ProxStep, Scale, read_scale, read_vector
+from scaffpd.objectives.base import (
+    EPSILON,
+    LEAST,
+    Objective,
+    ProxStep,
+    Scale,
+    Vector,
+    above,
+    inner,
+    read_scale,
+    read_vector,
+    roundings,
+)
 from scaffpd.objectives.chi_square import ChiSquare
-from scaffpd.objectives.rounding import EPSILON, LEAST, Vector, above, inner, roundings
 
 BLOCK = 8192  # clients at a time, so that temporary arrays stay in the processor's cache
 

@@ -1,6 +1,6 @@
 """Differential privacy of single records: answers are clipped, noised and counted."""
 
-from scaffpd.privacy.accountant import Spent
+from scaffpd.federation import Spent
 from scaffpd.privacy.private import LOCAL_STEPS, LOSS_SHARE, RADIUS, ROUNDS, Private
 
 __all__ = ["LOCAL_STEPS", "LOSS_SHARE", "RADIUS", "ROUNDS", "Private", "Spent"]

@@ -31,33 +31,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaffpd.errors import InputError, needed
-from scaffpd.federation import Vector
+from scaffpd.federation import Spent, Vector
 from scaffpd.privacy.noise import MARK
 
 SAFE = 1 + 1e-9  # the noise is solved for with so much to spare, because dp-accounting rounds
-
-
-@dataclass(frozen=True)
-class Spent:
-    """Privacy cost of every client's answers so far, for each single one of its records.
-
-    Attributes:
-        names: the clients.
-        epsilon: ε_i.
-        delta: δ, the same for all.
-    """
-
-    names: tuple[str, ...]
-    epsilon: Vector
-    delta: float
-
-    @property
-    def worst(self) -> float:
-        """The largest ε_i."""
-        return float(self.epsilon.max())
-
-    def __str__(self) -> str:
-        return f"(ε, δ) = ({self.worst:.2f}, {self.delta:g})"
 
 
 @lru_cache(maxsize=4096)

@@ -39,12 +39,7 @@ from scaffpd.errors import InputError
 from scaffpd.federation import Constants, LocalPlan, Vector, same_point
 from scaffpd.federation.plans import ReleaseCounts
 from scaffpd.federation.questions import SharedSum
-from scaffpd.models.oracle import (
-    Oracle,
-    StackedDisplacements,
-    StackedPoint,
-    shift,
-)
+from scaffpd.models.oracle import Oracle, StackedDisplacements, StackedPoint, shift, step_sizes
 from scaffpd.models.point import Ridge
 from scaffpd.privacy.accountant import Account, ReleaseEntry
 from scaffpd.privacy.mechanism import SPARE, Clip, ClippedSums
@@ -330,6 +325,4 @@ class PrivateOracle:
 
     def _rates(self, x: Tensor, plan: LocalPlan) -> Tensor:
         """Return η_i, (N, 1)."""
-        if plan.rate is not None:
-            return x.new_full((len(self.members), 1), plan.rate)
-        return torch.from_numpy(plan.scale / self.constants().smoothness).to(x)[:, None]
+        return step_sizes(plan, len(self.members), lambda: self.constants().smoothness, x)

@@ -83,8 +83,8 @@ def carry_out(
         drawn = None if counts is None else counts.secret
         secret = None if config.privacy.seed is not None else noise_secret(folder, drawn)
         cohort = prepared.cohort(config, private(config, prepared, secret))
-        if counts is not None and cohort.account is not None:
-            cohort.account.charge(counts.releases)
+        if counts is not None and cohort.channel.account is not None:
+            cohort.channel.account.charge(counts.releases)
     settings = config.training
     asked = contestants(config)
     if joins(config, prepared):

@@ -34,7 +34,7 @@ from scaffpd.models.envelopes import client_modes, lowest, proximal_steps
 from scaffpd.models.modes import ClientModes
 from scaffpd.models.module import Module
 from scaffpd.models.oracle import ClientData, Oracle
-from scaffpd.privacy.accountant import Account, Spent
+from scaffpd.privacy.accountant import Account
 from scaffpd.training.settling import by_evidence, settled
 
 Pair = tuple[Any, Any]  # X and y: arrays, tensors or data frames
@@ -390,16 +390,6 @@ class Cohort(Federation):
     def model(self) -> ModelSpec | None:
         """The model of the clients."""
         return self.channel.model
-
-    @property
-    def account(self) -> Account | None:
-        """Account of private clients' releases; `None` if the model is not `Private`."""
-        return self.channel.account
-
-    @property
-    def privacy(self) -> Spent | None:
-        """Privacy cost of the clients' answers so far; `None` if the model is not `Private`."""
-        return None if self.account is None else self.account.spent()
 
     @property
     def _oracle(self) -> Oracle:

@@ -24,8 +24,6 @@ from scaffpd.federation import Traffic, Vector
 from scaffpd.files import atomic_write, csv_text, write_file
 
 if TYPE_CHECKING:
-    import pandas
-
     from scaffpd.algorithms.base import RunState
 
 SCALARS = {
@@ -113,11 +111,6 @@ class History:
         return self._clients[0][0]
 
     @property
-    def first_weights(self) -> Vector:
-        """λ_i at the start."""
-        return self._clients[0][1]
-
-    @property
     def last_losses(self) -> Vector:
         """L_i after the last round."""
         return self._clients[len(self) - 1][0]
@@ -175,12 +168,6 @@ class History:
         """Return the same table row by row."""
         table = self.table()
         return [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
-
-    def to_pandas(self) -> pandas.DataFrame:
-        """Return the table as a pandas data frame (needs pandas)."""
-        import pandas
-
-        return pandas.DataFrame(self.table())
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
         """Write the table as CSV; floats read back exactly."""

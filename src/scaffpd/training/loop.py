@@ -19,7 +19,7 @@ from scaffpd import __version__
 from scaffpd.algorithms.base import Algorithm as Algorithm
 from scaffpd.algorithms.base import RunState
 from scaffpd.errors import InputError, count, positive
-from scaffpd.federation import Federation, PrivacyAccount, PrivacySpent, Traffic, Vector
+from scaffpd.federation import Federation, PrivacyAccount, Spent, Traffic, Vector
 from scaffpd.models.execution import limit_threads
 from scaffpd.objectives.base import Objective
 from scaffpd.training.history import MANY, Checkpoint, History
@@ -79,7 +79,7 @@ class RoundInfo:
     account: PrivacyAccount | None = None
 
     @property
-    def privacy(self) -> PrivacySpent | None:
+    def privacy(self) -> Spent | None:
         """Privacy cost of the clients' answers so far; `None` if they are not `Private`."""
         return None if self.account is None else self.account.spent()
 
@@ -114,7 +114,7 @@ class Result:
     history: History = field(repr=False)
     names: tuple[str, ...]
     rounds: int
-    privacy: PrivacySpent | None = None
+    privacy: Spent | None = None
     personal: NDArray[np.float64] | None = field(default=None, repr=False)
 
     def uninterrupted(self) -> Self:
