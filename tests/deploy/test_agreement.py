@@ -161,7 +161,8 @@ def test_what_leaves_is_listed(tmp_path):
         "with at most 2 weightings",
         "Each of the other 3 learns the sum over 3 silos",
         "Losses in the clear: no",
-        "five or more hide them",
+        "with five or more they do not",
+        "whoever stores them all may work out losses",
     ):
         assert text in words, text
     shown = {OBJECTIVE: '[objective]\nkind = "CVaR"\nalpha = 0.6\n'}
@@ -334,12 +335,12 @@ def test_records_are_linked(tmp_path, capsys):
 def test_a_model_that_is_too_large_is_refused():
     plain = sp.FedAvg()
     hidden = sp.MinimaxSums(sp.ChiSquare(0.1))
-    check_size(10**6, 4, plain)
-    check_size(10**3, 4, hidden)
+    check_size(2**20, 4, plain)  # 64 MB to every silo
     with refuses("model-too-large"):
-        check_size(10**7, 30, plain)
+        check_size(2**20 + 1, 4, plain)
+    check_size(1446, 4, hidden)  # Hessians are in the sums
     with refuses("model-too-large"):
-        check_size(10**4, 4, hidden)  # Hessians are in the sums
+        check_size(1447, 4, hidden)
 
 
 def test_code_of_somebody_else_is_announced(tmp_path):

@@ -41,7 +41,7 @@ from scaffpd.secure.keys import Card
 from scaffpd.secure.ring import BYTES
 
 SPARE = 2  # further rounds that the noise allows for: a round that is repeated after a restart
-SAFE = 5  # honest silos from which on sums hide single losses
+SAFE = 5  # honest silos from which on the sums of a point leave single losses open
 EPSILON = 1e-9  # of a share
 LARGEST = 2**26  # bytes of all posts of an exchange; a network of 10⁶ parameters at four silos
 CLEAR = {  # what a method's questions reveal of every silo, as they are
@@ -252,6 +252,10 @@ def leaves(terms: FederationTerms) -> list[str]:
     )
     if clear:
         lines.append(f"In the clear{noisy}, to all: {'; '.join(clear)}.")
+    lines.append(
+        f"Everybody gets all masked vectors and adds them up: a model for which they are above "
+        f"{LARGEST:,} bytes is refused."
+    )
     if private is None:
         lines.append(
             "In the clear, to all: how many rows you have and three numbers on how curved the loss "
@@ -264,8 +268,14 @@ def leaves(terms: FederationTerms) -> list[str]:
         )
     if n - t < SAFE:
         lines.append(
-            f"With {n - t} silos that do not collude, single losses and gradients can be worked "
-            f"out from sums over time; five or more hide them."
+            f"With {n - t} silos that do not collude, the sums of one point tell single losses and "
+            "gradients, or nearly; with five or more they do not."
+        )
+    if private is None:
+        lines.append(
+            "Over a whole run there are more sums than your loss has unknown numbers, if the model "
+            "is small: whoever stores them all may work out losses and gradients. Only [privacy] "
+            "rules that out."
         )
     return lines
 
@@ -306,7 +316,7 @@ def check_size(dimension: int, members: int, method: Algorithm) -> None:
         raise InputError(
             "model-too-large",
             f"An exchange of {members} silos with {dimension} parameters takes {size:,} bytes to "
-            f"every silo, more than {LARGEST:,}: use a smaller model.",
+            f"every silo, more than {LARGEST:,}: use a smaller model. Nobody takes a sum on trust.",
         )
 
 

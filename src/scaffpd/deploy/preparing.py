@@ -194,7 +194,8 @@ class Preparing:
 
     def _settled(self, found: Ready) -> Ready:
         """Set the strengths that the terms leave to the rows."""
-        size = BYTES * found.federation.dimension**2 * len(self.session.names)
+        d = found.federation.dimension
+        size = BYTES * (d * (d + 1) // 2) * len(self.session.names)
         if size > LARGEST:
             raise InputError(
                 "evidence-too-large",

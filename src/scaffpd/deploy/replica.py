@@ -308,22 +308,31 @@ class ReplicaSums:
         else:  # stored at silos
             w = self.session.propose(part, {}, {"weights": np.array(weights)})[1]["weights"]
         shape = vectors.shape or tuple(asked.like.shape)
-        self._last = Places.usual(int(np.prod(shape)), len(w))
-        total = self.session.total(part, self._own(vectors, asked, w), self._last)
+        own = np.zeros(int(np.prod(shape)))
+        own += self._own(vectors, asked, w)
+        symmetric = isinstance(vectors, OwnVectors) and part in vectors.asked.question.symmetric
+        upper = np.triu_indices(shape[0]) if symmetric else None
+        if upper is not None:  # half of a Hessian is enough
+            own = own.reshape(shape)[upper]
+        self._last = Places.usual(len(own), len(w))
+        total = self.session.total(part, own, self._last)
+        if upper is not None:
+            whole = np.zeros(shape)
+            whole[upper] = whole[upper[::-1]] = total
+            total = whole
         return torch.from_numpy(total.reshape(shape)).to(asked.like)
 
-    def _own(self, vectors: Vectors, asked: ClientSelection, weights: Vector) -> Vector:
+    def _own(self, vectors: Vectors, asked: ClientSelection, weights: Vector) -> Vector | float:
         """Return this silo's term."""
-        nothing = np.zeros(len(self._last.fraction))
         if self.channel.rows is None:
-            return nothing
+            return 0.0
         w = float(weights[self.channel.names.index(self.session.name)])
         if not isinstance(vectors, OwnVectors):
             at = asked.chosen.index(self.channel.names.index(self.session.name))
             return w * vectors.each()[at].double().cpu().numpy().ravel()
         own = vectors.asked.own
         if own is None:
-            return nothing
+            return 0.0
         held = own.vectors[vectors.part]
         kind = torch.float64 if held.double_weights else asked.like.dtype
         sent = torch.tensor([w], dtype=kind, device=asked.like.device)
