@@ -405,6 +405,11 @@ def test_a_mean_over_splits_has_intervals_over_splits():
     assert found.gain("average").value == pytest.approx(np.mean(gains) / found.loss[1].mean())
     with refuses("too-few-splits"):
         Joining.mean(several[:1])
+    for one in (found, several[0]):
+        each = one.evidence.each(1, 2)
+        for k, wanted in enumerate(np.eye(len(one.names))):
+            alone = one.evidence.difference(1, 2, lambda _, only=wanted: only)
+            assert each[k] == pytest.approx(alone)
 
 
 @pytest.mark.parametrize("labels", [False, True])

@@ -39,6 +39,7 @@ from scaffpd.training.history import SCALARS, History
 from scaffpd.training.metrics import NOISE, Weights, every, worst_fifth
 
 MOST_LABELS = 12  # that are named among the settings
+OVER = (CONSTANT, ALONE, AVERAGE)  # what gains are over
 Cell = str | int | float | bool | None
 Row = dict[str, Cell]
 
@@ -204,15 +205,11 @@ def joining_record(found: Joining) -> JoiningRecord:
                 over_average_worst_20=_gain(found, model, AVERAGE, worst_fifth),
             )
         )
-    clear = {
-        (model, over): found.pays(model, over)
-        for model in found.models
-        for over in (CONSTANT, ALONE, AVERAGE)
-        if model != over
-    }
+    pairs = [(model, over) for model in found.models for over in OVER if model != over]
+    clear = {pair: found.pays(*pair) for pair in pairs}
+    gains = {pair: found.gains(*pair) for pair in pairs}
     rows = []
     for i, client in enumerate(found.names):
-        only = found.only(i)
         for k, model in enumerate(found.models):
             rows.append(
                 JoiningRow(
@@ -222,9 +219,11 @@ def joining_record(found: Joining) -> JoiningRecord:
                     test_rows=found.rows[i][1],
                     test_loss=float(found.loss[k, i]),
                     test_score=float(found.score[k, i]),
-                    over_constant=_gain(found, model, CONSTANT, only),
-                    over_alone=_gain(found, model, ALONE, only),
-                    over_average=_gain(found, model, AVERAGE, only),
+                    **{
+                        f"over_{over}": GainInterval(**gains[model, over][i]._asdict())
+                        for over in OVER
+                        if model != over
+                    },
                     pays={over: own[i] for (name, over), own in clear.items() if name == model},
                 )
             )
@@ -244,8 +243,7 @@ def _gain(found: Joining, model: str, over: str, of: Weights) -> GainInterval | 
     """Return by how much a loss is lower; `None` against itself."""
     if model == over:
         return None
-    value, low, high = found.gain(model, over, of)
-    return GainInterval(value=value, low=low, high=high)
+    return GainInterval(**found.gain(model, over, of)._asdict())
 
 
 def _privacy(models: Sequence[Trained]) -> PrivacyRecord | None:

@@ -140,18 +140,11 @@ class Joining:
 
     def gains(self, model: str, over: str = ALONE) -> list[RelativeGain]:
         """Return the gain of every client."""
-        return [self.gain(model, over, self.only(i)) for i in range(len(self.names))]
-
-    def only(self, i: int) -> Weights:
-        """Return weights that count one client alone."""
-        one = np.eye(len(self.names))[i]
-        return lambda _: one
+        return [RelativeGain.of(one) for one in self.evidence.each(*self._places(over, model))]
 
     def pays(self, model: str, over: str = ALONE) -> list[str]:
         """Return for every client whether its gain is clear: yes, no, or within noise."""
-        places = self._places(over, model)
-        clients = range(len(self.names))
-        return clearly([self.evidence.difference(*places, self.only(i)) for i in clients])
+        return clearly(self.evidence.each(*self._places(over, model)))
 
     def losers(self, model: str) -> int:
         """Count the clients that a model costs clearly, against training alone."""
@@ -289,6 +282,7 @@ class Joining:
         """
         rows = []
         pays = {model: self.pays(model) for model in self.models}
+        gains = {(m, over): self.gains(m, over) for m in self.models for over in (ALONE, AVERAGE)}
         for i, name in enumerate(self.names):
             for k, model in enumerate(self.models):
                 row: dict[str, str | float] = {
@@ -300,7 +294,7 @@ class Joining:
                     f"test_{self.measure}": float(self.score[k, i]),
                 }
                 for over in (ALONE, AVERAGE):
-                    gain = self.gain(model, over, self.only(i))
+                    gain = gains[model, over][i]
                     for end, value in zip(("", "_low", "_high"), gain, strict=True):
                         known = over != model and math.isfinite(value)
                         row[f"gain_over_{over}{end}"] = value if known else ""

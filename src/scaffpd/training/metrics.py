@@ -321,6 +321,21 @@ class HeldOutMoments:
         share = relative / base if base > 0 else math.inf
         return PairedDifference(base - other, self._half(a, b, w, v)[0], base, share, freedom)
 
+    def each(self, a: int, b: int) -> list[PairedDifference]:
+        """Return the same of every client by itself: Student's t over its blocks."""
+        C = self.covariances
+        base, other = self.means[[a, b]]
+        freedom = np.maximum(self.blocks - 1, 1)
+        quantile = stdtrit(freedom, (1 + CONFIDENCE) / 2)
+
+        def half(r: Array) -> Array:
+            spread = r**2 * C[:, a, a] + C[:, b, b] - 2 * r * C[:, a, b]
+            found = quantile * np.sqrt(np.maximum(spread, 0.0) / self.blocks)
+            return np.where(self.blocks > 1, found, math.inf)
+
+        plain = half(np.ones(len(base)))
+        return _differences(base, other, plain, half(_ratio(base, other)), freedom)
+
     def _half(self, a: int, b: int, w: Array, v: Array) -> tuple[float, float]:
         """Return half of the interval of Σ_h Σ_i w_ih ℓ_a − v_ih ℓ_b, and its degrees of freedom.
 
@@ -369,6 +384,26 @@ class SplitTables:
         share = float(relative) / level if level > 0 else math.inf
         freedom = max(len(self.splits) - 1, 1)
         return PairedDifference(level - float(other.mean()), float(half), level, share, freedom)
+
+    def each(self, a: int, b: int) -> list[PairedDifference]:
+        """Return the same of every client by itself."""
+        base, other = (np.stack([one.means[k] for one in self.splits]) for k in (a, b))
+        ratio = _ratio(base.mean(0), other.mean(0))
+        half, relative = (half_interval(r * base - other, self.overlap) for r in (1.0, ratio))
+        freedom = np.full(len(half), max(len(self.splits) - 1, 1))
+        return _differences(base.mean(0), other.mean(0), half, relative, freedom)
+
+
+def _ratio(base: Array, other: Array) -> Array:
+    return np.where(base > 0, other / np.where(base > 0, base, 1.0), 1.0)
+
+
+def _differences(
+    base: Array, other: Array, half: Array, relative: Array, freedom: NDArray[np.int64]
+) -> list[PairedDifference]:
+    share = np.where(base > 0, relative / np.where(base > 0, base, 1.0), math.inf)
+    columns = base - other, half, base, share, freedom
+    return [PairedDifference(*one) for one in np.stack(columns, axis=1).tolist()]
 
 
 def spread(scores: ClientScores, values: Vector, upwards: bool) -> Spread:
