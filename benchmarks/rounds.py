@@ -28,6 +28,7 @@ import numpy as np
 import torch
 
 import scaffpd as sp
+from central import Extragradient, GradientDescentAscent
 from problems import ADULT, HARD, OBJECTIVES, Family, chosen, families, objectives, tolerance
 from scaffpd.models.execution import pooled
 
@@ -66,8 +67,8 @@ PLAIN: dict[
         "many",
         lambda objective: sp.ScaffPD(objective, local_steps=1, steps=sp.Auto(1.0)),
     ),
-    "extragradient": ("many", sp.Extragradient),
-    "descent-ascent": ("many", sp.GradientDescentAscent),
+    "extragradient": ("many", Extragradient),
+    "descent-ascent": ("many", GradientDescentAscent),
 }
 METHODS = (OURS, SUBSPACE, FIXED, *list(PLAIN)[2:])
 SEES_ALL = (OURS,)  # its server sees every client's gradient

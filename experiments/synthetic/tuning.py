@@ -32,14 +32,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.central import Extragradient, GradientDescentAscent
 from experiments.synthetic.problem import TARGET, Bench
-from scaffpd.algorithms import (
-    AFL,
-    DRFA,
-    Extragradient,
-    GradientDescentAscent,
-    ScaffPD,
-)
+from scaffpd.algorithms import AFL, DRFA, ScaffPD
 from scaffpd.algorithms.steps import Fixed
 from scaffpd.federation import Vector
 from scaffpd.training.loop import RoundInfo, train

@@ -5,11 +5,9 @@ from scaffpd.algorithms import AFL as AFL
 from scaffpd.algorithms import DRFA as DRFA
 from scaffpd.algorithms import QFFL as QFFL
 from scaffpd.algorithms import DeltaFL as DeltaFL
-from scaffpd.algorithms import Extragradient as Extragradient
 from scaffpd.algorithms import FedAvg as FedAvg
 from scaffpd.algorithms import FedOpt as FedOpt
 from scaffpd.algorithms import FedProx as FedProx
-from scaffpd.algorithms import GradientDescentAscent as GradientDescentAscent
 from scaffpd.algorithms import MinimaxNewton as MinimaxNewton
 from scaffpd.algorithms import MinimaxSums as MinimaxSums
 from scaffpd.algorithms import ProxSkip as ProxSkip

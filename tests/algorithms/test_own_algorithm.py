@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 import scaffpd as sp
+from central import GradientDescentAscent
 from scaffpd.cli import app
 from scaffpd.deploy.agreement import Agreement
 from scaffpd.deploy.coordinate import coordinate
@@ -27,7 +28,7 @@ OWN = '''
 from dataclasses import dataclass
 
 from scaffpd import ChiSquare
-from scaffpd.algorithms.central import CentralMethod, descent
+from central import CentralMethod, descent
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ def test_it_trains_and_proves(own):
     assert result.status == "converged"
     known = sp.train(sp.fair(sp.ChiSquare(rho=0.1)), cohort, tol=1e-9)
     assert np.sum((result.x - known.x) ** 2) <= 2 * (result.certificate + known.certificate) / 0.1
-    assert own.Alternating(sp.Average()).releases(7) == sp.GradientDescentAscent(
+    assert own.Alternating(sp.Average()).releases(7) == GradientDescentAscent(
         sp.Average()
     ).releases(7)
     assert kind_of(own.READY) == ALGORITHM

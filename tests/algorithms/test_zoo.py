@@ -18,6 +18,7 @@ from zoo_cases import OUTPUTS, case, compare, play
 import scaffpd as sp
 from cases.reference import reference_optimum
 from cases.refusals import refuses
+from central import Extragradient, GradientDescentAscent
 from scaffpd.algorithms import ALGORITHMS
 from scaffpd.algorithms.delta_fl import quantile
 
@@ -172,8 +173,8 @@ def test_drfa(loss, objective, batch_size, chosen):
 @pytest.mark.parametrize(
     ("method", "loop"),
     [
-        (sp.GradientDescentAscent, naive.descent_ascent),
-        (sp.Extragradient, naive.extragradient),
+        (GradientDescentAscent, naive.descent_ascent),
+        (Extragradient, naive.extragradient),
     ],
 )
 def test_saddle_methods_without_local_steps(loss, objective, method, loop):
@@ -249,8 +250,8 @@ METHODS = {
     "DRFA, some": sp.DRFA(local_steps=4, clients_per_round=2, batch_size=5),
     "q-FFL": sp.QFFL(q=0.5, local_steps=4, clients_per_round=3, batch_size=5),
     "Δ-FL": sp.DeltaFL(tail=0.4, local_steps=4, clients_per_round=4),
-    "GDA": sp.GradientDescentAscent(CHI),
-    "Extragradient": sp.Extragradient(sp.CVaR(alpha=0.5)),
+    "GDA": GradientDescentAscent(CHI),
+    "Extragradient": Extragradient(sp.CVaR(alpha=0.5)),
     "Minimax Newton": sp.MinimaxNewton(CHI),
     "Subspace saddle": sp.SubspaceSaddle(CHI),
     "fair": sp.fair(CHI, local_steps=20),
@@ -307,8 +308,8 @@ SENDS = [  # exchanges, and numbers per client up and down, as docs/methods.md s
     (sp.DRFA(CHI, local_rate=0.01, dual_rate=1e-6), 2, 8 + 1, 8),
     (sp.QFFL(local_rate=0.01), 1, 4 + 2, 4),
     (sp.DeltaFL(local_rate=0.01, tail=1.0), 2, 4 + 1, 4),
-    (sp.GradientDescentAscent(CHI), 1, 4 + 3, 4),
-    (sp.Extragradient(CHI), 2, 8 + 6, 8),
+    (GradientDescentAscent(CHI), 1, 4 + 3, 4),
+    (Extragradient(CHI), 2, 8 + 6, 8),
     (sp.ScaffPD(CHI, local_steps=1, steps=sp.Fixed(0.01, 0.01)), 1, 4 + 3, 4),
     (sp.ScaffPD(CHI, steps=sp.Fixed(0.01, 0.01, local_rate=0.01)), 2, 8 + 3, 8),
     (sp.MinimaxNewton(CHI), 1, 4 + 3, 4),  # Hessians of squared losses go up once
@@ -369,7 +370,7 @@ def test_sampling_is_fair():
 
 @pytest.mark.cover(1)
 @pytest.mark.parametrize(
-    "kind", [sp.GradientDescentAscent, sp.Extragradient, partial(sp.ScaffPD, local_steps=1)]
+    "kind", [GradientDescentAscent, Extragradient, partial(sp.ScaffPD, local_steps=1)]
 )
 @pytest.mark.parametrize("objective", [CHI, sp.CVaR(0.5), sp.Tilted(0.2), sp.QFair(1.0)], ids=str)
 def test_centralised_references_reach_the_optimum_of_an_interior_point_solver(kind, objective):
@@ -410,7 +411,7 @@ def test_automatic_settings():
     assert drfa.dual_rate == pytest.approx(0.45 / (K * 4 * 4 / L))
     afl = sp.AFL(local_steps=4).init(federation)
     assert afl.dual_rate == pytest.approx(0.45 / (K * 4 / L))
-    gda = sp.GradientDescentAscent(CHI).init(federation)
+    gda = GradientDescentAscent(CHI).init(federation)
     assert gda.server_rate == pytest.approx(1 / (2 * L))
     assert gda.dual_rate == pytest.approx(0.45 / (K / (2 * L)))
 
@@ -424,7 +425,7 @@ def test_the_tail_is_not_moved_by_rounding():
 
 def test_flat_losses_are_refused_and_flat_clients_stay_behind():
     flat = sp.Cohort([(np.zeros((3, 2)), np.ones(3))] * 2, sp.Linear("squared", l2=0.0))
-    for method in (sp.FedAvg(), sp.AFL(), sp.GradientDescentAscent(CHI), sp.SubspaceSaddle(CHI)):
+    for method in (sp.FedAvg(), sp.AFL(), GradientDescentAscent(CHI), sp.SubspaceSaddle(CHI)):
         with refuses("flat-losses"):
             sp.train(method, flat, rounds=1)
     clients = [*sp.data.synthetic(N=2, d=3, m=10), (np.zeros((3, 3)), np.ones(3))]

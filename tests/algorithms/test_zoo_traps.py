@@ -15,6 +15,7 @@ from zoo_cases import agree, case, compare, play
 
 import scaffpd as sp
 from cases.reference import reference_optimum
+from central import GradientDescentAscent
 from naive import relative, unequal_clients
 from scaffpd.data import synthetic
 from scaffpd.federation import ClientScores
@@ -316,12 +317,12 @@ def test_one_local_step_is_gradient_descent_on_the_average(weights):
     fixed = sp.Fixed(problem.rate, 0.1, 1.0, 0.3 * problem.rate)
     for method in (
         *(kind(**common) for kind in (sp.FedAvg, sp.Scaffold, sp.ProxSkip)),
-        sp.GradientDescentAscent(objective, **rates),
+        GradientDescentAscent(objective, **rates),
         sp.ScaffPD(objective, local_steps=1, steps=fixed),
     ):
         agree(play(method, problem, 3).x, expected, 1e-11)
     afl = play(sp.AFL(CHI, local_rate=problem.rate / 2, **rates | {"server_rate": 2.0}), problem, 3)
-    gda = play(sp.GradientDescentAscent(CHI, **rates), problem, 3)
+    gda = play(GradientDescentAscent(CHI, **rates), problem, 3)
     agree(afl.x, gda.x, EXACT)
     agree(afl.weights, gda.weights, EXACT)
 

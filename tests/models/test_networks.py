@@ -12,6 +12,7 @@ from torch import nn
 
 import scaffpd as sp
 from cases.refusals import refuses
+from central import Extragradient, GradientDescentAscent
 from scaffpd.federation import LocalPlan
 from scaffpd.models import convolution, network_oracle
 from scaffpd.models.network import SeededDropout
@@ -320,8 +321,8 @@ def zoo():
         sp.ScaffPD(fair, **short),
         sp.ScaffPD(sp.Average(), local_steps=3),
         sp.fair(fair, **short),
-        sp.GradientDescentAscent(fair),
-        sp.Extragradient(fair),
+        GradientDescentAscent(fair),
+        Extragradient(fair),
     ]
 
 

@@ -13,6 +13,7 @@ from scipy.stats import norm
 import scaffpd as sp
 from cases.private import Recorded, clients, linear
 from cases.refusals import refuses
+from central import Extragradient, GradientDescentAscent
 from scaffpd.federation.plans import ReleaseCounts
 from scaffpd.privacy.accountant import Account, ReleaseEntry, epsilon, least_noise
 
@@ -124,8 +125,8 @@ METHODS = [
     sp.AFL(CHI, **RATE),
     sp.AFL(CHI, dual_rate=0.1, **RATE),
     sp.DRFA(CHI, **RATE),
-    sp.GradientDescentAscent(CHI),
-    sp.Extragradient(CHI),
+    GradientDescentAscent(CHI),
+    Extragradient(CHI),
 ]
 
 

@@ -6,7 +6,6 @@
 
 from scaffpd.algorithms.afl import AFL
 from scaffpd.algorithms.base import Algorithm
-from scaffpd.algorithms.central import Extragradient, GradientDescentAscent
 from scaffpd.algorithms.delta_fl import DeltaFL
 from scaffpd.algorithms.drfa import DRFA
 from scaffpd.algorithms.fair import Fair, fair
@@ -33,8 +32,6 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "DRFA": DRFA,
     "QFFL": QFFL,
     "DeltaFL": DeltaFL,
-    "GradientDescentAscent": GradientDescentAscent,
-    "Extragradient": Extragradient,
     "MinimaxNewton": MinimaxNewton,
     "MinimaxSums": MinimaxSums,
     "ScaffPD": ScaffPD,
@@ -63,12 +60,10 @@ __all__ = [
     "QFFL",
     "Algorithm",
     "DeltaFL",
-    "Extragradient",
     "Fair",
     "FedAvg",
     "FedOpt",
     "FedProx",
-    "GradientDescentAscent",
     "MinimaxNewton",
     "MinimaxSums",
     "ProxSkip",
