@@ -25,7 +25,7 @@ import torch
 
 import scaffpd as sp
 from scaffpd.data.silos import carve
-from scaffpd.models.concordance import concordance
+from scaffpd.models.baseline import concordance
 from scaffpd.study.concordance import interval
 from scaffpd.training.metrics import student
 

@@ -18,8 +18,7 @@ from cases.comparison import METHODS, PROBLEM, Broken, Moody, regression, toy
 from cases.refusals import refuses
 from scaffpd.algorithms import published
 from scaffpd.run.problems import NAMES, problem
-from scaffpd.study.comparison import REFUSED, TUNE
-from scaffpd.study.grid import configured, grid, strengths
+from scaffpd.study.comparison import REFUSED, TUNE, configured, grid, strengths
 from scaffpd.training.metrics import Summary
 
 SETTING = {"seeds": (0, 1), "rounds": 6, "tune": 3, "processes": 1, "progress": False}

@@ -24,8 +24,7 @@ from experiments.tables import markdown_table
 from scaffpd.algorithms import FedAvg, Scaffold, ScaffPD
 from scaffpd.files import make_folder
 from scaffpd.objectives import Average, ChiSquare
-from scaffpd.study.comparison import compare
-from scaffpd.study.grid import configured
+from scaffpd.study.comparison import compare, configured
 from scaffpd.training.loop import RoundInfo, Status, train
 from scaffpd.training.metrics import Summary
 from scaffpd.training.progress import Tally

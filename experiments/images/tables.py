@@ -19,8 +19,7 @@ from experiments.images.study import Study
 from experiments.tables import markdown_table, versions, write_csv
 from scaffpd.federation import Vector
 from scaffpd.numbers import format_bytes
-from scaffpd.study.comparison import FINAL, Comparison, MethodRun, MethodSummary
-from scaffpd.study.grid import TAIL
+from scaffpd.study.comparison import FINAL, TAIL, Comparison, MethodRun, MethodSummary
 from scaffpd.training.metrics import Summary, a_fifth
 
 OURS = "Scaff-PD"

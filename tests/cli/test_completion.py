@@ -39,7 +39,7 @@ def offered(monkeypatch, capsys):
     ("line", "found"),
     [
         ("scaffpd de", {"demo", "deploy"}),
-        ("scaffpd do", {"doctor"}),
+        ("scaffpd pr", {"predict"}),
         ("scaffpd compare d", {"digits"}),
         ("scaffpd compare --methods AFL,Sc", {"AFL,ScaffPD", "AFL,Scaffold"}),
         ("scaffpd compare --cl", {"--clients"}),

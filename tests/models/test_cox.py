@@ -11,7 +11,7 @@ import scaffpd as sp
 from cases.boards import singles, trained
 from cases.refusals import refuses
 from models import cox_truth
-from scaffpd.models.concordance import concordance
+from scaffpd.models.baseline import concordance
 from scaffpd.models.risk_sets import TIES, PartialLikelihood, RiskSets
 from scaffpd.models.samples import Ragged
 

@@ -73,7 +73,7 @@ class RunState:
         certificate: the proven gap of (x, weights); +∞ where nothing is proven.
         floor: the part of it that is rounding.
         accepted: whether the round's step was taken.
-        every: losses that are for the history alone are looked up once in so many rounds.
+        looks: whether losses that are for the history alone are looked up after every round.
     """
 
     shows_losses: ClassVar[bool] = True  # whether `losses` and `weights` are known to anybody
@@ -86,12 +86,7 @@ class RunState:
     certificate: float = np.inf
     floor: float = np.inf
     accepted: bool = True
-    every: int = field(default=1, metadata={"transient": True})
-
-    @property
-    def looked_up(self) -> bool:
-        """Return whether losses are computed after this round."""
-        return self.rounds % self.every == 0
+    looks: bool = field(default=True, metadata={"transient": True})
 
 
 # A bare `Algorithm` is an algorithm with any state.
@@ -330,10 +325,10 @@ def begin(federation: Federation, x0: Tensor | None) -> tuple[Tensor, Vector, ND
 
 
 def moved(federation: Federation, state: Moved, x: Tensor, weights: Vector) -> Moved:
-    """Return the state after a round that ended at x, with losses where it is their turn."""
+    """Return the state after a round that ended at x, with its losses if they are looked up."""
     unknown_losses = np.full(len(weights), np.nan)
     new = replace(state, x=x, losses=unknown_losses, weights=weights, rounds=state.rounds + 1)
-    if not new.looked_up:
+    if not new.looks:
         return new
     return replace(new, losses=federation.evaluate(x, accuracy=False).loss)
 

@@ -1,8 +1,8 @@
 """The `scaffpd` command: one thin file per subcommand, and here how it ends.
 
-Exit codes: 0 done; 1 something failed that is not the user's mistake (a deployed run, the
-self-check of `doctor`, a full disk, a bug); 2 what was asked for cannot work, and one sentence on
-standard error says why; 3 a deployed run pauses; 130 interrupted.
+Exit codes: 0 done; 1 something failed that is not the user's mistake (a deployed run, a full disk,
+a bug); 2 what was asked for cannot work, and one sentence on standard error says why; 3 a deployed
+run pauses; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import scaffpd
 from scaffpd.cli.compare import compare
 from scaffpd.cli.demo import demo
 from scaffpd.cli.deploy import deploy
-from scaffpd.cli.doctor import doctor
 from scaffpd.cli.results import predict, report
 from scaffpd.cli.silo import silo
 from scaffpd.cli.train import path, train
@@ -44,14 +43,13 @@ START = "Start here"
 ORGANISATIONS = "Across organisations"
 EXIT_CODES = {
     DONE: "done",
-    FAILED: "something failed that is not your mistake (a deployed run, doctor's self-check, "
-    "a full disk, a bug)",
+    FAILED: "something failed that is not your mistake (a deployed run, a full disk, a bug)",
     WRONG: "what was asked for cannot work; one sentence on standard error says why",
     PAUSED: "a deployed run pauses; once its last line is seen to, the same command goes on",
     INTERRUPTED: "interrupted",
 }
 EPILOG = "Exit codes: " + "; ".join(f"{code} {words}" for code, words in EXIT_CODES.items()) + "."
-BUG = "This is a bug in scaffpd: please report it with these lines and those of scaffpd doctor."
+BUG = "This is a bug in scaffpd: please report it with these lines and those of pip freeze."
 _CLOSED = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
 app = typer.Typer(
@@ -63,7 +61,7 @@ app = typer.Typer(
     context_settings=CONTEXT,
     suggest_commands=False,
 )
-for _command in (demo, train, path, predict, report, compare, doctor):
+for _command in (demo, train, path, predict, report, compare):
     add(app, _command, panel=START)
 app.add_typer(silo, name="silo", rich_help_panel=ORGANISATIONS)
 app.add_typer(deploy, name="deploy", rich_help_panel=ORGANISATIONS)

@@ -15,15 +15,14 @@ if TYPE_CHECKING:
     from scaffpd.data.flamby import flamby_heart as flamby_heart
     from scaffpd.data.flamby import tcga_brca as tcga_brca
     from scaffpd.data.hospitals import heart_disease as heart_disease
-    from scaffpd.data.partition import dirichlet as dirichlet
     from scaffpd.data.silos import Silos as Silos
+    from scaffpd.data.silos import dirichlet as dirichlet
 
 _NAMES = {
     "datasets": "beijing_air breast_cancer digits synthetic",
     "flamby": "flamby_heart tcga_brca",
     "hospitals": "heart_disease",
-    "partition": "dirichlet",
-    "silos": "Silos",
+    "silos": "Silos dirichlet",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 __all__ = sorted(_HOME)

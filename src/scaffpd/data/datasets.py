@@ -23,12 +23,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from scaffpd.data.partition import dirichlet
 from scaffpd.data.silos import (
     Labels,
     Matrix,
     Silos,
     checked_fraction,
+    dirichlet,
     generator,
     held_out,
     standardised,

@@ -10,8 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from scaffpd.errors import InputError
 from scaffpd.estimators.base import Array, Data, FairFederated, Grouping, grouping
-from scaffpd.models.baseline import Steps, breslow
-from scaffpd.models.concordance import order_of_pairs
+from scaffpd.models.baseline import Steps, breslow, order_of_pairs
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

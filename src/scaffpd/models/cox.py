@@ -24,7 +24,7 @@ from scaffpd.errors import InputError
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Restriction, Vector
 from scaffpd.federation.modes import ModesAt
 from scaffpd.models.arrays import Array
-from scaffpd.models.concordance import concordance
+from scaffpd.models.baseline import concordance
 from scaffpd.models.modes import ClientModes, ManyRows
 from scaffpd.models.newton import Anchor
 from scaffpd.models.numerics import LEAST, SAFE, UNIT, gamma, norm_above

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaffpd.models import Linear
-from scaffpd.models.concordance import Vector, order_of_pairs
+from scaffpd.models.baseline import Vector, order_of_pairs
 from scaffpd.training.metrics import student
 
 Array = NDArray[np.float64]

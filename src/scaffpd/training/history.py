@@ -35,17 +35,7 @@ SCALARS = {
     "bytes_down": np.int64,
     "seconds": np.float64,
 }
-MANY = 10_000  # clients, above which a history stores quantiles by default
-LEVELS = {
-    "min": 0.0,
-    "5 %": 0.05,
-    "25 %": 0.25,
-    "50 %": 0.5,
-    "75 %": 0.75,
-    "95 %": 0.95,
-    "max": 1.0,
-}
-SPREAD = tuple(f"{kind} {part}" for kind in ("loss", "weight") for part in (*LEVELS, "mean"))
+MANY = 10_000  # clients, above which a history does not list every one by default
 FORMAT = 1  # version of checkpoints
 Array = NDArray[Any]  # of numbers, of any kind
 Arrays = dict[str, Array]
@@ -56,10 +46,8 @@ class History:
     """Losses and weights per client, certificate, traffic and time of every round.
 
     `history["certificate"]` is a column as an array; `history.losses` and `history.weights` are
-    (rows × clients). Without `every_client`, a row has the quantiles, extremes and mean of losses
-    and weights instead, such as `history["loss max"]`, and single clients are available for the
-    first and the last row only (`first_losses`, `last_losses`). Losses that were not computed after
-    a round are NaN.
+    (rows × clients). Without `every_client`, single clients are available for the first and the
+    last row only (`first_losses`, `last_losses`).
     """
 
     def __init__(self, names: Sequence[str], every_client: bool = True) -> None:
@@ -67,7 +55,6 @@ class History:
         self.every_client = every_client
         self._scalars: dict[str, list[Any]] = {name: [] for name in SCALARS}
         self._clients: dict[int, tuple[Vector, Vector]] = {}  # losses and weights by row
-        self._spread: list[Vector] = []
 
     def append(self, state: RunState, traffic: Traffic, seconds: float) -> None:
         """Add the row of a finished round."""
@@ -83,22 +70,17 @@ class History:
         n = len(self)
         for name, value in row.items():
             self._scalars[name].append(value)
-        self._keep(n, state.losses, state.weights)
+        self._clients[n] = state.losses, state.weights
         if not self.every_client and n > 2:
             self._clients.pop(n - 2)  # the row before stays, for an interrupted round is undone
 
-    def _keep(self, row: int, losses: Vector, weights: Vector) -> None:
-        self._clients[row] = losses, weights
-        if not self.every_client:
-            self._spread[row:] = [np.concatenate([_spread(losses), _spread(weights)])]
-
     def look_up(self, losses: Vector) -> None:
         """Set the losses of the last row."""
-        self._keep(len(self) - 1, losses, self._clients[len(self) - 1][1])
+        self._clients[len(self) - 1] = losses, self._clients[len(self) - 1][1]
 
     def truncate(self, rows: int) -> None:
         """Keep the first `rows` rows."""
-        for column in (*self._scalars.values(), self._spread):
+        for column in self._scalars.values():
             del column[rows:]
         self._clients = {row: held for row, held in self._clients.items() if row < rows}
 
@@ -129,8 +111,8 @@ class History:
         if not self.every_client:
             raise InputError(
                 "history-without-clients",
-                f"This history summarises {len(self.names)} clients and does not list every one: "
-                "see columns such as 'loss max', or record all with train(..., every_client=True).",
+                f"This history does not list every one of {len(self.names)} clients: record all "
+                "with train(..., every_client=True).",
             )
         return np.array([held[which] for held in self._clients.values()]).reshape(
             len(self), len(self.names)
@@ -140,7 +122,7 @@ class History:
     def columns(self) -> tuple[str, ...]:
         """Names of all columns, as in the CSV."""
         if not self.every_client:
-            return (*SCALARS, *SPREAD)
+            return tuple(SCALARS)
         losses = (f"loss[{n}]" for n in self.names)
         weights = (f"weight[{n}]" for n in self.names)
         return (*SCALARS, *losses, *weights)
@@ -148,8 +130,6 @@ class History:
     def __getitem__(self, column: str) -> Array:
         if column in SCALARS:
             return np.array(self._scalars[column], dtype=SCALARS[column])
-        if column in SPREAD and not self.every_client:
-            return np.array(self._spread)[:, SPREAD.index(column)]
         kind, _, client = column.removesuffix("]").partition("[")
         if column not in (f"loss[{client}]", f"weight[{client}]") or client not in self.names:
             raise unknown("column", column, self.columns)
@@ -157,11 +137,9 @@ class History:
 
     def table(self) -> dict[str, list[float]]:
         """Return all columns by name, as lists."""
-        vectors = [self.losses, self.weights] if self.every_client else [np.array(self._spread)]
-        columns = [
-            *(self[name].tolist() for name in SCALARS),
-            *np.concatenate(vectors, 1).T.tolist(),
-        ]
+        columns = [self[name].tolist() for name in SCALARS]
+        if self.every_client:
+            columns += np.concatenate([self.losses, self.weights], 1).T.tolist()
         return dict(zip(self.columns, columns, strict=True))
 
     def rows(self) -> list[dict[str, float]]:
@@ -181,16 +159,14 @@ class History:
             for part in zip(*self._clients.values(), strict=True)
         ]
         arrays |= dict(zip(("history.losses", "history.weights"), held, strict=True))
-        return arrays if self.every_client else {**arrays, "history.spread": np.array(self._spread)}
+        return arrays | {"history.every_client": np.array(self.every_client)}
 
     @classmethod
     def unpack(cls, names: Sequence[str], arrays: Arrays) -> History:
         """Read the arrays of `pack`."""
-        history = cls(names, "history.spread" not in arrays)
+        history = cls(names, bool(arrays["history.every_client"]))
         rows = len(arrays["history.round"])
-        arrays = {"history.spread": np.empty((0, 0)), **arrays}
         history._scalars = {name: arrays[f"history.{name}"].tolist() for name in SCALARS}
-        history._spread = list(arrays["history.spread"])
         held = range(rows) if history.every_client else [0, *range(max(1, rows - 2), rows)]
         clients = zip(arrays["history.losses"], arrays["history.weights"], strict=True)
         history._clients = dict(zip(held, clients, strict=True))
@@ -198,11 +174,6 @@ class History:
 
     def __repr__(self) -> str:
         return f"History of {len(self)} rows, {len(self.names)} clients"
-
-
-def _spread(values: Vector) -> Vector:
-    """Return the quantiles at `LEVELS`, and the mean."""
-    return np.append(np.quantile(values, list(LEVELS.values())), values.mean())
 
 
 @dataclass(frozen=True)

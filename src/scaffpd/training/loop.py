@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -26,7 +25,6 @@ from scaffpd.training.history import MANY, Checkpoint, History
 from scaffpd.training.progress import Progress
 
 PATIENCE = 100  # rounds in a row without an acceptable step before a run is called stalled
-LOOKING = 2  # passes of local steps for one that looks up all losses, if there are many clients
 FEW = 3  # more rounds than this in which no loss has moved by the share MOVED are no progress
 MOVED = 1e-3
 EXPLOSION = 1e10  # growth of the largest loss beyond which a run is called diverged
@@ -160,9 +158,8 @@ def train(
         callbacks: called with a `RoundInfo` after every round; one that returns `True` ends the
             run.
         every_client: keep every client's loss and weight of every round in the history. By default
-            up to 10,000 clients; beyond, the history has their spread, and a method that asks only
-            some clients has the losses of all looked up once in a while (NaN in between), and at
-            the end.
+            up to 10,000 clients; beyond, the history has those of the start and of the end, and
+            losses that a method does not need itself are looked up there alone.
     """
     _check(algorithm, federation, rounds, tol, seed, callbacks)
     keeper = Checkpoint(checkpoint) if isinstance(checkpoint, (str, os.PathLike)) else checkpoint
@@ -240,7 +237,7 @@ class _TrainingRun:
         else:
             self._record()
         if not self.history.every_client:
-            self.state = replace(self.state, every=_rounds_between(self.method, self.federation))
+            self.state = replace(self.state, looks=False)
         self.last_finite = self.state
         self._complete()
 
@@ -287,13 +284,14 @@ class _TrainingRun:
     def _look_up(self) -> None:
         """Look up the losses of the last state, where that was not its turn."""
         shown = self.state.shows_losses
-        if shown and not self.state.looked_up and bool(torch.isfinite(self.state.x).all()):
+        unknown = not self.state.looks and np.isnan(self.state.losses).all()
+        if shown and unknown and bool(torch.isfinite(self.state.x).all()):
             self.state = replace(self.state, losses=self.federation.evaluate(self.state.x).loss)
             self.history.look_up(self.state.losses)
 
     def _finite(self) -> bool:
         losses = self.state.losses
-        shown = self.state.shows_losses and self.state.looked_up
+        shown = self.state.shows_losses and self.state.looks
         if not shown and np.isnan(losses).all():
             return bool(torch.isfinite(self.state.x).all())
         limit = EXPLOSION * (1 + np.abs(self.history.first_losses).max())
@@ -462,24 +460,6 @@ def _check(
             "callbacks-not-callable",
             f"train needs a list of functions for callbacks, got {callbacks!r}.",
         )
-
-
-def _rounds_between(algorithm: Algorithm, federation: Federation) -> int:
-    """Return after how many rounds looking up all losses takes no more than a fraction of their
-    local steps.
-    """
-    clients = len(federation.names)
-    steps = getattr(algorithm, "local_steps", None) or 1
-    asked = getattr(algorithm, "clients_per_round", None) or clients
-    batch = getattr(algorithm, "batch_size", None)
-    each = federation.channel.work / clients
-    step = min(each, (batch or math.inf) * federation.dimension) if math.isfinite(each) else 1.0
-    return max(
-        1,
-        math.ceil(
-            LOOKING * clients * (each if math.isfinite(each) else 1.0) / (asked * steps * step)
-        ),
-    )
 
 
 def _start(federation: Federation, x0: StartPoint) -> torch.Tensor | None:
