@@ -77,7 +77,7 @@ def fitted(clients: list[tuple[Array, Array]], loss: str) -> dict[str, Array]:
     one = fit(strength=np.full(len(GROUPS), np.inf)).x
     found = {
         "one": np.tile(one, (len(clients), 1)),
-        "alone": fit_alone(sp.Linear(loss, "auto", intercept=True), clients),
+        "alone": fit_alone(sp.Linear(loss, "auto", intercept=True), clients)[0],
     }
     for name, worth in RULES.items():
         settled = fit() if worth is None else fit(worth=worth)

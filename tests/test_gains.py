@@ -136,20 +136,26 @@ def test_a_client_alone_has_the_ridge_of_its_own_evidence(monkeypatch):
     train = made(rng, clients=3, rows=25, apart=1.0)[0] + made(rng, clients=2, rows=9, d=5)[0]
     unit = np.concatenate([y for _, y in train]).var()
     model = sp.Linear("squared", "auto", True, groups=("all",) * 5)
-    found = alone.fit_alone(model, train)
+    found, gaps = alone.fit_alone(model, train)
+    assert (gaps < 1e-12 * unit).all()
     for (A, y), u in zip(train, found, strict=True):
         np.testing.assert_allclose(u, alone_by_likelihood(A, y, unit), atol=2e-3)
     # whatever others there are beside it, as long as columns and targets are as large
-    np.testing.assert_allclose(alone.fit_alone(model, train * 2), np.tile(found, (2, 1)), atol=1e-4)
+    twice, _ = alone.fit_alone(model, train * 2)
+    np.testing.assert_allclose(twice, np.tile(found, (2, 1)), atol=1e-4)
 
 
 @pytest.mark.parametrize("loss", ["logistic", "softmax", "poisson"])
-def test_alone_finds_the_mode_and_stays_moderate_where_all_labels_are_one(loss):
+def test_alone_finds_the_mode_and_stays_moderate_where_all_labels_are_one(loss, monkeypatch):
     rng = np.random.default_rng(5)
     train = made(rng, clients=3, rows=30, labels=True)[0]
     train[1] = (train[1][0], np.ones(30, dtype=int))
     model = sp.Linear(loss, "auto", True, 2 if loss == "softmax" else None)
-    found = alone.fit_alone(model, train)
+    found, gaps = alone.fit_alone(model, train)
+    assert (gaps >= 0).all()
+    assert (gaps < 1e-9).all()
+    monkeypatch.setattr(alone, "CLOSE", (0.1, 0.1))  # stops sooner, which the gaps say
+    assert alone.fit_alone(model, train)[1].max() > 10 * gaps.max()
     assert found.shape == (3, 12 if loss == "softmax" else 6)
     output = model.outputs(found[1], train[1][0])
     margin = output[:, -1] - (output[:, 0] if loss == "softmax" else 0)
@@ -165,7 +171,7 @@ def test_a_column_that_hardly_varies_at_a_client_gets_no_large_variance_there():
     A = rng.normal(size=(20, 5))
     A[:, 0] *= 0.01
     train.append((A, A[:, 1] + rng.normal(size=20)))
-    found = alone.fit_alone(sp.Linear("squared", "auto", True), train)
+    found, _ = alone.fit_alone(sp.Linear("squared", "auto", True), train)
     assert abs(found[-1][0]) < 0.05
 
 

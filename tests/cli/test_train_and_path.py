@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -28,7 +30,7 @@ def test_two_options_are_enough(here, capsys):
         "South",
         "West",
         "over constant",
-        "Proven: ",
+        "What is proven? ",
     ):
         assert words in found.out
     assert len(found.out.splitlines()) <= 25
@@ -108,17 +110,66 @@ def test_options_take_the_place_of_the_settings(here, capsys):
     assert [m["rounds"] for m in found["models"]] == [2, 2]
 
 
-def test_an_interruption_says_how_to_go_on(here, capsys, monkeypatch):
-    from scaffpd.cli.screens import RoundsScreen
+PHASES = {  # where Ctrl-C comes, and whether something was trained before
+    "scaffpd.run.prepare.prepare": False,
+    "scaffpd.run.train.settled": False,
+    "scaffpd.cli.screens.RoundsScreen.show": True,
+    "scaffpd.run.train.joining": True,
+    "scaffpd.run.scores.held_out_scores": True,
+    "scaffpd.run.folder.RunFolder.write": True,
+}
 
-    def stop(self, moment):
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_an_interruption_in_any_phase_says_what_is_kept_and_goes_on(
+    phase, here, capsys, monkeypatch
+):
+    quick = QUICK.replace("--splits 0", "--splits 1")
+    kept = "what was trained is saved in runs/patients; the same command goes on"
+    lost = "nothing was saved; the same command starts anew"
+
+    def stop(*_, **__):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(RoundsScreen, "show", stop)
-        found = ran(f"{QUICK}", capsys, code=130)
-    assert "Interrupted; the same command goes on." in found.err
-    assert "Proven: fair is within" in ran(QUICK, capsys).out
+        patch.setattr(phase, stop)
+        found = ran(quick, capsys, code=130)
+    assert found.err.endswith(f"Interrupted: {kept if PHASES[phase] else lost}.\n")
+    assert found.err.count("Interrupted") == 1
+    assert "What is proven? " in ran(quick, capsys).out
+    assert sorted(one.name for one in (here / "runs").iterdir()) == ["patients"]
+
+
+INTERRUPTED = """
+import signal
+from scaffpd import cli
+from scaffpd.cli.screens import RoundsScreen
+
+phase = RoundsScreen.phase
+def interrupted(self, text, done=0.0):
+    phase(self, text, done)
+    if text.startswith({!r}):
+        signal.raise_signal(signal.SIGINT)
+RoundsScreen.phase = interrupted
+cli.main()
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("phase", ["Setting the strength", "Training every client alone"])
+def test_a_signal_ends_the_process_in_one_line(phase, here):
+    words = TABLE.split()
+    code = INTERRUPTED.format(phase)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 130
+    assert done.stderr.splitlines()[-1].startswith("Interrupted: ")
+    assert "Traceback" not in done.stderr
+    again = subprocess.run(
+        [sys.executable, "-m", "scaffpd", *words], capture_output=True, text=True, check=True
+    )
+    assert "What is proven? " in again.stdout
 
 
 def test_regression(here, capsys):

@@ -70,6 +70,23 @@ def test_a_table_becomes_models_scores_and_curves(place, capsys):
     assert np.corrcoef(found.predicted, age)[0, 1] > 0.5
 
 
+def test_where_columns_predict_no_time_the_model_written_is_the_constant(place, capsys):
+    random = np.random.default_rng(5)
+    rows = [(site, days, died, random.normal(60, 8), "f") for site, days, died, *_ in patients(120)]
+    write(rows)
+    ran(f"{LINE} --no-report --out run", capsys)
+    assert RunRecord.read(place / "run").joining.recommendation == "constant"
+    names = ("model", "constant", "alone", "average", "fair", "personal")
+    risks = {
+        name: np.ptp(
+            predict(place / "run" / f"{name}.safetensors", place / "patients.csv").predicted
+        )
+        for name in names
+    }
+    assert risks["model"] == risks["constant"] == 0
+    assert risks["alone"] > 0
+
+
 def test_files_spell_events_in_many_ways(place, capsys):
     """The same rows give the same model."""
     ends = []

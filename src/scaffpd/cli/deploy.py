@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from scaffpd.cli.typer_ext import FAILED, PAUSED, AsJson, group, print_json
+from scaffpd.cli.typer_ext import FAILED, INTERRUPTED, PAUSED, AsJson, group, print_json
 from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ def _follow(
         except KeyboardInterrupt:
             done = DeployedRun(file.folder).rounds()
             screen.say(f"Stopped after round {done}; the same command goes on from there.")
-            raise
+            raise typer.Exit(INTERRUPTED) from None
     _end(screen, outcome, file.folder)
 
 

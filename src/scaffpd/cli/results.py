@@ -14,10 +14,10 @@ from scaffpd.cli.screens import print_table, say, section
 from scaffpd.cli.typer_ext import AsJson, listed, print_json
 from scaffpd.errors import InputError, unknown
 from scaffpd.files import csv_text, write_file
-from scaffpd.numbers import format_bytes, measured, several, whole
+from scaffpd.numbers import measured, several, whole
 
 if TYPE_CHECKING:
-    from scaffpd.run.record import JoiningRecord, ModelRecord, RunRecord, ScoreRow
+    from scaffpd.run.record import JoiningRecord, RunRecord, ScoreRow
 
 Columns = dict[str, Iterable[Any]]  # of a CSV file, by name
 FORMATS = ("html", "png", "svg")
@@ -58,7 +58,7 @@ def end(folder: Path, report: bool, quiet: bool, as_json: bool) -> None:
 def show(folder: Path) -> None:
     """Show the verdict, who is served how, and what is proven."""
     from scaffpd.run.page import opened
-    from scaffpd.run.page.verdict import cautions, promise, verdict
+    from scaffpd.run.page.verdict import QUESTIONS, cautions, promise, sure, verdict
 
     console = Console(highlight=False)
     run = opened([folder])
@@ -76,7 +76,7 @@ def show(folder: Path) -> None:
         _show_points(console, run)
         say(console, f"{len(run.models)} models in {run.path.rounds} rounds.")
     else:
-        say(console, _proof(run.main))
+        say(console, f"{QUESTIONS['sure']} {sure(run)}")
 
 
 def _show_points(console: Console, run: RunRecord) -> None:
@@ -127,19 +127,6 @@ def _show_joining(console: Console, run: RunRecord, found: JoiningRecord) -> Non
     heads = [*table.names, *(head.replace(" over", "\nover") for head in table.heads)]
     rows = [[*names, *(cell.text for cell in cells)] for names, cells in table.rows]
     print_table(console, heads, rows, "joining.csv")
-
-
-def _proof(model: ModelRecord) -> str:
-    """Say what is proven of the model that the run is about, and what it took."""
-    gap = model.certificate
-    rounds = several(round(model.rounds or 0), "round")
-    sent = format_bytes(1e6 * (model.megabytes or 0.0))
-    cost = f"{rounds}, {sent} of messages"
-    if gap is None:
-        return f"Nothing is certified: {model.name}, {model.status} after {cost}."
-    if model.vacuous:
-        return f"The certified gap, {gap:.1e}, says nothing: the objective is {model.value:.2g}."
-    return f"Proven: {model.name} is within {gap:.1e} of its optimum ({cost})."
 
 
 def report(

@@ -13,7 +13,6 @@ import scaffpd
 from scaffpd.cli.results import end
 from scaffpd.cli.screens import RoundsScreen
 from scaffpd.cli.typer_ext import (
-    INTERRUPTED,
     AsJson,
     Quiet,
     Tables,
@@ -130,9 +129,9 @@ def train(
         folder, interrupted = _one_run("train", config, out, fresh, screen)
     end(folder, report and not interrupted, quiet, as_json)
     if interrupted:
-        if not (quiet or as_json):
-            typer.echo("Interrupted; the same command goes on.", err=True)
-        raise typer.Exit(INTERRUPTED)
+        from scaffpd.run.folder import RunFolder
+
+        raise RunFolder(folder).interruption()
 
 
 @takes(PATH, but=("kappa", "personal", "splits", "groups"))

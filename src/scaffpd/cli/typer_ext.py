@@ -79,6 +79,15 @@ class Command(WithExamples, TyperCommand):
                 whole, real = (isinstance(parameter.type, kind) for kind in NUMBERS)
                 parameter.metavar = parameter.metavar or ("N" if whole else "X" if real else None)
 
+    def invoke(self, ctx: click.Context) -> object:
+        """Carry it out; at Ctrl-C say what is saved and how to go on, as the interrupt has it."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stop:
+            saved = str(stop) or "nothing was saved; the same command starts anew"
+            typer.echo(f"Interrupted: {saved}.", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+
 
 class Group(WithExamples, TyperGroup):
     """Commands under one name."""

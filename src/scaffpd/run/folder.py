@@ -16,12 +16,13 @@ from __future__ import annotations
 import re
 import shlex
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors.numpy import save as save_tensors
 
 from scaffpd.errors import InputError
@@ -110,7 +111,18 @@ class RunFolder:
                 for file in [*old, *(self.path / "checkpoint").glob("*.npz")]:
                     file.unlink(missing_ok=True)
             write_file(self.path / "config.toml", self.settings(kind, config))
-            yield
+            try:
+                yield
+            except KeyboardInterrupt:
+                raise self.interruption() from None
+
+    def interruption(self) -> KeyboardInterrupt:
+        """Return what to raise where Ctrl-C has ended a run: with what is saved, if anything is."""
+        if not any((self.path / "checkpoint").glob("*.npz")):
+            return KeyboardInterrupt()
+        return KeyboardInterrupt(
+            f"what was trained is saved in {self.path}; the same command goes on"
+        )
 
     def fits(self, kind: Kind, config: RunConfig) -> bool:
         """Return whether it is empty or holds the same run, made for more or fewer rounds."""
@@ -135,21 +147,18 @@ class RunFolder:
     ) -> None:
         """Write record, models and tables."""
         files: dict[str, str | bytes] = dict(exports(run))
-        files[MAIN] = _model(main_model(models), prepared)
+        files[MAIN] = _trained(main_model(models), prepared)
         files |= {
-            f"{one.name}.safetensors": _model(one, prepared)
+            f"{one.name}.safetensors": _trained(one, prepared)
             for one in models
             if one.name in MODELS and len(models) > 1
         }
         if isinstance(joining, Joining):
             for name, own in joining.parameters.items():
-                setup = prepared.setup(name)
-                if setup is not None and f"{name}.safetensors" not in files:
-                    shared = name in (AVERAGE, FAIR)
-                    x = prepared.in_units(own[0] if shared else own)
-                    owners = () if shared else prepared.names
-                    files[f"{name}.safetensors"] = model_bytes(x, setup, owners)
-            files[MAIN] = files.get(f"{joining.recommendation}.safetensors", files[MAIN])
+                shared = name in (AVERAGE, FAIR)
+                x, owners = (own[0], ()) if shared else (own, prepared.names)
+                files.setdefault(f"{name}.safetensors", _model(name, x, prepared, owners))
+            files[MAIN] = files[f"{joining.recommendation}.safetensors"]
         write_files(self.path, files)
         run.write(self.path)
         # what an earlier run with other settings has left must not be taken for this one's
@@ -163,13 +172,20 @@ def write_files(folder: Path, files: Mapping[str, str | bytes]) -> None:
         write_file(folder / name, text)
 
 
-def _model(one: Trained, prepared: Prepared) -> bytes:
+def _trained(one: Trained, prepared: Prepared) -> bytes:
     """Encode a model: the shared one, and below it the clients' own where they have some."""
     found = one.result
-    owners = () if found.personal is None else prepared.names
-    x = found.x if found.personal is None else np.stack([found.x, *found.personal])
+    if found.personal is None:
+        return _model(one.algorithm, found.x, prepared)
+    x = np.stack([found.x, *found.personal])
+    return _model(one.algorithm, x, prepared, prepared.names)
+
+
+def _model(
+    name: str, x: NDArray[np.float64], prepared: Prepared, owners: Sequence[str] = ()
+) -> bytes:
     x = np.ascontiguousarray(prepared.in_units(x))
-    setup = prepared.setup(one.algorithm)
+    setup = prepared.setup(name)
     return save_tensors({"x": x}) if setup is None else model_bytes(x, setup, owners)
 
 

@@ -196,6 +196,7 @@ class JoiningRecord(RecordPart):
     loss: str = ""  # that models minimise
     interval: str = ""  # how intervals were made
     splits: int = 1
+    certificates: dict[str, Number] = {}  # the proven gap of every model, of alone the largest
     totals: list[JoiningTotal] = []
     rows: list[JoiningRow]
 

@@ -234,6 +234,7 @@ def joining_record(found: Joining) -> JoiningRecord:
         details=found.details,
         interval=found.method,
         splits=found.splits,
+        certificates=dict(found.certificates),
         totals=totals,
         rows=rows,
     )

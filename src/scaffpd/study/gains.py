@@ -81,6 +81,7 @@ class Joining:
         parameters: of every model, (1 + clients × d) on the first split: for a client that was not
             trained on, then client by client.
         strengths: of the personal models, where the evidence has set them.
+        certificates: the proven gap of every model on the first split, of alone the largest.
     """
 
     names: tuple[str, ...]
@@ -96,6 +97,7 @@ class Joining:
     results: Mapping[str, Result] = field(default_factory=dict, repr=False)
     parameters: Mapping[str, Array] = field(default_factory=dict, repr=False)
     strengths: Strengths | None = field(default=None, repr=False)
+    certificates: Mapping[str, float] = field(default_factory=dict, repr=False)
 
     @classmethod
     def mean(cls, several: Sequence[Joining]) -> Joining:

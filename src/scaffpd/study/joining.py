@@ -150,7 +150,8 @@ class JoiningSplit:
             for name, goal in goals.items()
         }
         constant = constants(self.model, [y for _, y in self.train])
-        answers: dict[str, Array] = {ALONE: self._alone()}
+        alone, gaps = self._alone()
+        answers: dict[str, Array] = {ALONE: alone}
         for name, result in results.items():
             x = result.x[None]
             own = np.tile(x, (len(sizes), 1)) if result.personal is None else result.personal
@@ -164,7 +165,7 @@ class JoiningSplit:
         # a client that was not trained on takes the average model, or the shared one
         strangers = {name: results[AVERAGE if name == ALONE else name].x for name in answers}
         parameters = {name: np.stack([strangers[name], *own]) for name, own in answers.items()}
-        if self.model.intercept:
+        if self.model.intercept or self.model.loss == COX:  # the same risk for all is no column
             still = np.zeros_like(parameters[ALONE])
             still[:, -constant.shape[1] :] = constant
             parameters = {CONSTANT: still, **parameters}
@@ -180,6 +181,8 @@ class JoiningSplit:
             word=word,
             results=results,
             parameters=parameters,
+            certificates={ALONE: float(gaps.max())}
+            | {name: float(result.certificate) for name, result in results.items()},
             strengths=None if PERSONAL in known else self._own.strengths,
         )
 
@@ -223,15 +226,15 @@ class JoiningSplit:
     def _own(self) -> Cohort:
         return Cohort(self.train, self.personal, self.names)
 
-    def _alone(self) -> Array:
+    def _alone(self) -> tuple[Array, Array]:
         if self.model.loss != COX:
             return fit_alone(self.model, self.train)
         found = []
         for pair in self.train:
             cohort = Cohort([pair], replace(self.model, l2="auto"))
             end = run(fair(Average()), cohort, 200, 1e-6, x0=start_of(cohort), progress=False)
-            found.append(end.uninterrupted().x)
-        return np.stack(found)
+            found.append(end.uninterrupted())
+        return np.stack([end.x for end in found]), np.array([end.certificate for end in found])
 
     def _trained(self, name: str, goal: Objective) -> Result:
         cohort = self._own if name == PERSONAL else self._shared

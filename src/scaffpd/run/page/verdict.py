@@ -8,6 +8,7 @@ from scaffpd.numbers import brief, capital, measured, plain, several, small
 from scaffpd.objectives import OBJECTIVES
 from scaffpd.run.page.tables import FEW, uncertain
 from scaffpd.run.record import Overall, PrivacyRecord, RunRecord
+from scaffpd.study.gains import ALONE, CONSTANT
 from scaffpd.training.metrics import NO, NOISE, YES
 
 NEGLIGIBLE = 0.0005  # 0.05 points of accuracy, or this share of an error
@@ -100,7 +101,7 @@ def answers(run: RunRecord) -> dict[str, str]:
     if run.kind == "runs":
         return {}
     paying = run.paying
-    found = {"do": _do(run), "much": _much(run), "sure": _sure(run)}
+    found = {"do": _do(run), "much": _much(run), "sure": sure(run)}
     if any(paying.values()):
         quiet = len(paying[NOISE])
         rest = f"; for the other {quiet} it is within noise" if quiet else ""
@@ -150,24 +151,29 @@ def _some(names: Sequence[str]) -> str:
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 
-def _sure(run: RunRecord) -> str:
-    """Say what is proven of the run's main model."""
+def sure(run: RunRecord) -> str:
+    """Say what is proven of the model that is recommended, else of the run's main model."""
     main = run.main
     if main.status in ("running", "paused", "failed"):
         return ""
-    name = f"“{brief(main.name)}”"
-    if main.certificate is None:
-        return f"Nothing is proven of {name}: it has no certificate."
-    gap = small(main.certificate)
-    if main.vacuous:
+    name = run.joining.recommendation if run.joining else main.name
+    if name == CONSTANT:
+        return "A constant answer needs no proof: it is counted, not trained."
+    main = run.model(name) if name in run.names else main
+    gap = run.joining.certificates.get(name) if run.joining else main.certificate
+    called = f"“{brief(name)}”"
+    if gap is None:
+        end = f"{main.status} after {several(round(main.rounds or 0), 'round')}"
+        return f"Nothing is proven of {called}: it has no certificate ({end})."
+    if name == main.name and main.vacuous:
         return (
-            f"Nothing is proven of {name}: the certified gap, {gap}, is larger than the objective "
-            f"itself, {plain(main.value)}."
+            f"Nothing is proven of {called}: the certified gap, {small(gap)}, is larger than the "
+            f"objective itself, {plain(main.value)}."
         )
+    each = f", at every {run.word}" if name == ALONE else ""
     return (
-        f"That training has found the best {name} for the rows that it learnt from, to within "
-        f"{gap} of what it minimises ({main.status}). How it does on new rows is measured, not "
-        "proven."
+        f"{called} is the best for the rows that it learnt from, to within {small(gap)} of what it "
+        f"minimises{each}. How it does on new rows is measured, not proven."
     )
 
 
