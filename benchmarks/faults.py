@@ -1,6 +1,6 @@
 """What happens when a part of a deployed federation is lost: every fault, by the documented path.
 
-    python benchmarks/faults.py [FAULT ...] [--times 3] [--noise] [--write]
+    python benchmarks/faults.py [FAULT ...] [--times 3] [--noise | --both] [--jobs 12] [--write]
 
 Four hospitals are provisioned; server and silos are the processes of `deploy run` and `silo start`.
 A fault is injected once the run has made some rounds. A run that does not end by itself is
@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,13 +45,14 @@ from experiments.tables import markdown_table
 
 HERE = Path(__file__).parent
 TABLE = HERE / "FAULTS.md"
-FOUND = HERE / "faults.jsonl"
+FOUND = Path(os.environ.get("FAULTS_FOUND", HERE / "faults.jsonl"))
 SCAFFPD = [sys.executable, "-m", "scaffpd"]
 SLOWLY = {
     "[objective]": '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 2\n\n[objective]',
     "tol = 1e-6": "tol = 1e-9",
 }
 NOISE = "\n[privacy]\nepsilon = 4\n"
+PORT = 20000  # below those that systems give to clients; a federation has ten
 PATIENCE = 240.0  # seconds for a command to end, after which it is wedged
 # Python runs this in every process of a part that is started with FAULT in its environment: it
 # ends the process where a crash would be worst, and is no part of the package.
@@ -87,7 +89,8 @@ class Parts:
             self.text = self.text.replace(old, new)
         if noise:
             self.text = _noisy(self.text)
-        self.text = f'server = "localhost:{port or free_port()}"\n{self.text}'
+        self.port = port or free_port()
+        self.text = f'server = "localhost:{self.port}"\n{self.text}'
         self.runs = 0
         self.started: dict[str, subprocess.Popen[bytes]] = {}
         (folder / "custom").mkdir()
@@ -509,7 +512,7 @@ def silo_killed_during_its_final_write(trial: Trial) -> None:
 def two_federations_on_one_host(trial: Trial) -> None:
     """nothing; on one port the second is refused, and needs another"""
     with tempfile.TemporaryDirectory(prefix="scaffpd-faults-") as folder, ExitStack() as stack:
-        other = Parts(Path(folder) / "other", trial.parts.noise)
+        other = Parts(Path(folder) / "other", trial.parts.noise, trial.parts.port + 4)
         stack.callback(other.stop)
         other.ensure()
         second = other.start("run")
@@ -588,7 +591,11 @@ def play(name: str, parts: Parts) -> dict[str, object]:
     parts.ensure()
     trial = Trial(parts, parts.write(60.0 if "stopped" in name else 20.0))
     begun = time.monotonic()
-    FAULTS[name](trial)
+    try:
+        FAULTS[name](trial)
+    except Exception as error:  # of this script; a trial that was not played is no good one
+        trial.ended.append("not played")
+        trial.notes.append(f"{type(error).__name__}: {error}")
     ended = [one for one in trial.ended if one]
     if ended[-1] not in ("right", "done"):
         ended.append("not done")
@@ -627,6 +634,23 @@ def table() -> str:
     return "\n".join(markdown_table(heads, rows))
 
 
+def own_federation(name: str, noise: bool, port: int, keep: Path | None) -> bool:
+    """Play a fault in a federation of its own; keep its folder if that went wrong."""
+    folder = Path(tempfile.mkdtemp(prefix="scaffpd-faults-", dir=keep))
+    parts = Parts(folder / "federation", noise, port)
+    try:
+        found = play(name, parts)
+    finally:
+        parts.stop()
+    line = json.dumps(found, ensure_ascii=False)
+    print(line, flush=True)
+    with FOUND.open("a") as out:
+        out.write(f"{line}\n")
+    if good(found) or keep is None:
+        shutil.rmtree(folder, ignore_errors=True)
+    return good(found)
+
+
 def main() -> int:
     """Play faults, note what happened, and write the table."""
     parser = argparse.ArgumentParser(
@@ -635,25 +659,37 @@ def main() -> int:
     parser.add_argument("faults", nargs="*", choices=[*FAULTS, []], metavar="FAULT")
     parser.add_argument("--times", type=int, default=1)
     parser.add_argument("--noise", action="store_true")
+    parser.add_argument("--both", action="store_true", help="without and with noise")
+    parser.add_argument("--jobs", type=int, default=1, help="trials at a time")
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--keep", type=Path, help="folder where failed trials are kept")
     parser.add_argument("--write", action="store_true", help="FAULTS.md from all trials so far")
     given = parser.parse_args()
-    bad = 0
-    if not given.write or given.faults:
-        with tempfile.TemporaryDirectory(prefix="scaffpd-faults-") as folder:
-            parts = Parts(Path(folder) / "federation", given.noise)
-            try:
-                for name in given.times * (given.faults or list(FAULTS)):
-                    found = play(name, parts)
-                    bad += not good(found)
-                    print(json.dumps(found, ensure_ascii=False), flush=True)
-                    with FOUND.open("a") as out:
-                        out.write(json.dumps(found, ensure_ascii=False) + "\n")
-            finally:
-                parts.stop()
+    modes = [False, True] if given.both else [given.noise]
+    trials = [
+        (name, noise)
+        for _ in range(given.times)
+        for noise in modes
+        for name in given.faults or list(FAULTS)
+    ]
+    if given.write and not given.faults:
+        trials = []
+    if given.jobs == 1:
+        bad = sum(not own_federation(*trial, given.port, given.keep) for trial in trials)
+    else:
+        kept = ["--keep", str(given.keep)] if given.keep else []
+
+        def child(index: int) -> int:
+            name, noise = trials[index]
+            words = [sys.executable, __file__, name, "--port", str(PORT + 10 * index), *kept]
+            return subprocess.run([*words, *["--noise"][: int(noise)]], check=False).returncode
+
+        with ThreadPoolExecutor(given.jobs) as pool:
+            bad = sum(code != 0 for code in pool.map(child, range(len(trials))))
     if given.write:
         TABLE.write_text(f"# Faults\n\n{__doc__.strip()}\n\n{table()}\n", encoding="utf-8")
     return bad
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(min(main(), 1))

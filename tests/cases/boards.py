@@ -117,7 +117,7 @@ def trained(
     def action(name, session):
         session.tolerance = method.tolerance
         session.journal = (journals or {}).get(name, session.journal)
-        session.journal.begin(0)
+        session.journal.begin()
         session.open({})
         own = cohorts[name].channel if name else None
         federation = replica(session, own, colluding, "test")

@@ -151,6 +151,21 @@ def test_a_coordinator_that_is_killed_goes_on(tmp_path):
     models_of(path, places)
 
 
+def test_a_coordinator_that_is_killed_twice_goes_on(tmp_path):
+    """After other rounds: what is asked first then is about another point."""
+    method = {"[objective]": '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 2\n[objective]'}
+    path, places = federation(
+        tmp_path, replacing=method | {"rounds = 500\ntol = 1e-6": "rounds = 6"}
+    )
+    transport = Faulty(places, {30: [("crash",)], 75: [("crash",)]})
+    for rounds in (2, 6):
+        with pytest.raises(Killed):
+            coordinate(path, transport)
+        assert DeployedRun(FederationFile.read(path).folder).rounds() == rounds
+    assert coordinate(path, transport).status == "round limit"
+    models_of(path, places)
+
+
 def test_a_run_waits_for_operators(tmp_path, fake_clock):
     path, places = federation(tmp_path, replacing=ROUGH | QUICK, granted=False)
     transport = Faulty(places, {30: [("consent",)]})

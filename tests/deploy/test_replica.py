@@ -328,7 +328,7 @@ def test_weightings_of_a_point_are_counted_over_epochs():
     weights = [[0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4], [0.25, 0.25, 0.25, 0.25]]
     for place, own in enumerate(weights):
         for journal in journals.values():
-            journal.begin(place)
+            journal.resume(place)
             journal.next_round()
         silos = lockstep(singles(lambda names: cohort_of("logistic", names), NAMES), journals)
         at = silos.gradients(point_of(silos))

@@ -133,7 +133,7 @@ def take_part(
     states.same("rows.json", commitments)
     before = states.restore([coordinator, *(_states(fact) for fact in facts.values())])
     session.propose(STATE, {"state": before}, {})
-    session.journal.begin(states.rounds)
+    session.journal.begin()
     about = hashlib.sha256(agreement.digest + repr(sorted(commitments.items())).encode())
     ready = Preparing(session, agreement, terms, rows, about.hexdigest()).run()
 

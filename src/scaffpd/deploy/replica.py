@@ -213,6 +213,10 @@ class ReplicaChannel:
             other.rows = self.rows.using(found.get("l2"), found.get("strength"))
         return other
 
+    def resumed(self, rounds: int) -> None:
+        """Go on with the proposals of a run after so many rounds."""
+        self.session.journal.resume(rounds)
+
     def decided(self, status: str | None) -> str | None:
         """Return whether the run ends, and how, as the first silo has decided."""
         values: JsonMapping | None = None if status is None else {"status": str(status)}

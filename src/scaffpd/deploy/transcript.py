@@ -69,16 +69,22 @@ class Journal:
         self._bodies: dict[str, str] = {}
         self._weightings: defaultdict[str, set[str]] = defaultdict(set)
         self._new: list[list[str]] = []
-        self.begin(0)
+        self.begin()
         for entries in () if self._lines is None else self._lines.read():
             for entry in entries:
                 self._note(*entry)
 
-    def begin(self, rounds: int) -> None:
-        """Begin an epoch that goes on after so many rounds."""
-        self._rounds = rounds
+    def begin(self) -> None:
+        """Begin an epoch."""
+        self._rounds = 0
         self._place = "start"
         self._counts = Counter[str]()
+
+    def resume(self, rounds: int) -> None:
+        """Go on after so many rounds: what is asked first is about the point reached there."""
+        self._rounds = rounds
+        self._place = f"resumed {rounds}"
+        self._counts.clear()
 
     def next_round(self) -> None:
         """Go on with the proposals of the next round."""

@@ -137,6 +137,9 @@ class Channel(Protocol):
     def using(self, l2: Strength | None, strength: Strength | None) -> Channel:
         """Return access to the same clients with other strengths of their model."""
 
+    def resumed(self, rounds: int) -> None:
+        """Note that a run goes on after so many rounds."""
+
     def decided(self, status: str | None) -> str | None:
         """Return whether and how a run ends: the same everywhere, if several run it together."""
 

@@ -254,6 +254,9 @@ class LocalChannel:
         oracle = cast(Any, self.train.oracle)
         return oracle.own(x) if hasattr(oracle, "own") else None
 
+    def resumed(self, rounds: int) -> None:
+        """Do nothing: what was asked before is of no interest here."""
+
     def decided(self, status: str | None) -> str | None:
         """Return it: nobody else runs the method."""
         return status

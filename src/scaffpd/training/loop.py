@@ -376,7 +376,9 @@ class _TrainingRun:
         try:
             if self.account is not None:
                 self.account.merge(arrays)
-            self.state = self.method.resume(self.federation, disk.unpack(self.state, arrays))
+            read = disk.unpack(self.state, arrays)
+            self.federation.channel.resumed(read.rounds)
+            self.state = self.method.resume(self.federation, read)
             self.history = History.unpack(self.federation.names, arrays)
             held = Traffic(**{k: int(arrays[f"traffic.{k}"]) for k in vars(Traffic())})
             seconds = float(arrays["seconds"])
