@@ -154,15 +154,18 @@ def test_a_coordinator_that_is_killed_goes_on(tmp_path):
 def test_a_coordinator_that_is_killed_twice_goes_on(tmp_path):
     """After other rounds: what is asked first then is about another point."""
     method = {"[objective]": '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 2\n[objective]'}
-    path, places = federation(
-        tmp_path, replacing=method | {"rounds = 500\ntol = 1e-6": "rounds = 6"}
-    )
+    method |= {"rounds = 500\ntol = 1e-6": "rounds = 6"}
+    path, places = federation(tmp_path / "a", replacing=method)
+    run(path, places)
+    wanted = model_of(path)
+    path, places = federation(tmp_path / "b", replacing=method)
     transport = Faulty(places, {30: [("crash",)], 75: [("crash",)]})
     for rounds in (2, 6):
         with pytest.raises(Killed):
             coordinate(path, transport)
         assert DeployedRun(FederationFile.read(path).folder).rounds() == rounds
     assert coordinate(path, transport).status == "round limit"
+    np.testing.assert_array_equal(model_of(path), wanted)
     models_of(path, places)
 
 
