@@ -25,8 +25,7 @@ ROOT = Path(__file__).parents[1]
 SCRIPT = [sys.executable, "-c", "from scaffpd.cli import main; main()"]
 RUN = {
     "clients.csv",
-    "draws.csv",
-    "demo.png",
+    "joining.csv",
     "report.html",
     "rounds.csv",
     "run.json",
@@ -110,17 +109,17 @@ def test_control_c_in_the_middle_of_a_round_ends_with_130(capsys, tmp_path, monk
 
     def interrupted(self, federation, state):
         calls.append(state.rounds)
-        if len(calls) == 3:
+        if len(calls) == 2:
             signal.raise_signal(signal.SIGINT)
         return real(self, federation, state)
 
     monkeypatch.setattr(MinimaxNewton, "round", interrupted)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        assert cli.run(["demo", "--splits", "2", "--out", str(tmp_path)]) == 130
+        assert cli.run(["demo", "--out", str(tmp_path)]) == 130
     finally:
         signal.signal(signal.SIGINT, handler)
-    assert len(calls) == 3
+    assert len(calls) == 2
     assert capsys.readouterr().err == (
         "Interrupted: nothing was saved; the same command starts anew.\n"
     )
@@ -177,7 +176,7 @@ def test_make_demo_is_the_command(tmp_path):
 def test_the_demo_through_a_pipe_writes_its_files_in_plain_text(tmp_path):
     (tmp_path / "venv").mkdir()
     folder = tmp_path / "new" / "folder"
-    out, err = made(["--splits", "2", "--seed", "5", "--out", str(folder)], tmp_path / "venv")
+    out, err = made(["--seed", "5", "--out", str(folder)], tmp_path / "venv")
     assert set(files_in(folder)) >= RUN
     assert (folder / "report.html").stat().st_size > 10_000
     assert "\x1b" not in out + err
@@ -186,8 +185,8 @@ def test_the_demo_through_a_pipe_writes_its_files_in_plain_text(tmp_path):
         == ""
     )
     joined = out.replace("\n", "")
-    table = out[: out.index("Written")]
-    assert all(str(folder / name) in joined for name in ("report.html", "demo.png"))
+    table = out[: out.index("Report")]
+    assert str(folder / "report.html") in joined
     assert max(map(len, table.splitlines())) <= 80
     assert "…" not in table
 

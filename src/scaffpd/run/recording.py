@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -57,16 +57,11 @@ def record(
     joining: Joining | str = "",
     scored: HeldOutScores | None = None,
     effects: CoefficientTable | None = None,
-    verdict: Sequence[str] = (),
-    answers: Mapping[str, str] | None = None,
 ) -> RunRecord:
     """Make the record of a run; `joining` is what that brings, or why it is not known."""
     measured = None
     if isinstance(joining, Joining):
         measured = joining_record(joining).model_copy(update={"loss": prepared.model.loss})
-    if measured is not None and verdict:
-        said = {"sentence": verdict[0], "details": list(verdict[1:])}
-        measured = measured.model_copy(update=said)
     caution = "" if isinstance(joining, Joining) else joining
     privacy = _privacy(models)
     return RunRecord(
@@ -82,8 +77,6 @@ def record(
         word=" ".join(prepared.word.split()) or "client",
         clients=list(prepared.names),
         models=[_model(one, prepared, measured) for one in models],
-        verdict=list(verdict),
-        answers=dict(answers or {}),
         remarks=list(prepared.remarks),
         cautions=[caution] if caution else [],
         path=path,

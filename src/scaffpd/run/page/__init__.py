@@ -95,14 +95,8 @@ def write_figures(
     return tuple(place / name for name in drawn)
 
 
-def write_picture(folder: Path, figure: str, out: Path) -> Path:
-    """Write one figure of a run as PNG."""
-    write_file(out, pictures(RunRecord.read(Path(folder)), "png", figure)[f"{figure}.png"])
-    return out
-
-
-def pictures(run: RunRecord, form: str, only: str | None = None) -> dict[str, bytes]:
-    """Draw the figures of a run (or `only` one) in the light theme; contents by file name."""
+def pictures(run: RunRecord, form: str) -> dict[str, bytes]:
+    """Draw the figures of a run in the light theme; contents by file name."""
     convert = needed(*VEGA)
     style = {
         "config": {**vega.config("light"), "background": "#ffffff"},
@@ -110,8 +104,6 @@ def pictures(run: RunRecord, form: str, only: str | None = None) -> dict[str, by
     }
     found: dict[str, bytes] = {}
     for figure in figures(run):
-        if only not in (None, figure.name):
-            continue
         spec = {
             **figure.specification,
             "datasets": figure.data,
