@@ -91,10 +91,11 @@ RUNS = [
 ]
 BEFORE = """
 
-The last version in which the coordinator asked (063002d8^), on the hospitals: unmasked, with every
-silo's loss and slopes in the clear, 6 rounds of the subspace saddle method, 26 messages, 63 kB up,
-127 kB down, 0.50 s; masked, with losses in the clear, 24 rounds of Scaff-PD, 93 messages, 152 kB
-up, 344 kB down, 3.49 s."""
+The last version in which the coordinator asked (063002d8^): unmasked, with every silo's loss and
+slopes in the clear, the hospitals took 6 rounds of the subspace saddle method, 26 messages, 63 kB
+up, 127 kB down, 0.50 s, and the stations 3 rounds, 15 messages, 151 kB up, 180 kB down; masked,
+with losses in the clear, 24 rounds of Scaff-PD, 93 messages, 152 kB up, 344 kB down, 3.49 s, and
+10 rounds, 51 messages, 208 kB up, 555 kB down."""
 
 
 def write(folder: Path, d: int) -> tuple[Path, dict[str, Path]]:

@@ -106,7 +106,7 @@ def test_it_is_deployed_where_operators_agree(own, tmp_path):
     outcome = coordinate(path, InProcess(silos))
     assert (outcome.status, outcome.rounds) == ("round limit", 4)
     (document,) = silos["va"].records.documents().values()
-    assert Agreement(document).summary(places["va"])["code"] == [ALGORITHM]
+    assert Agreement(document).summary(places["va"], {})["code"] == [ALGORITHM]
 
 
 def test_commands_take_it(own, tmp_path):
@@ -137,6 +137,17 @@ def test_commands_take_it(own, tmp_path):
         "1",
     )
     assert {line["method"] for line in json.loads(said)["methods"]} == {"FedAvg", "Alternating GDA"}
+
+
+def test_a_config_that_loads_somebody_elses_code_says_so(own, tmp_path, caplog):
+    sys.modules.pop("own_algorithm")
+    (tmp_path / "theirs.toml").write_text(
+        '[data]\nsource = "hospitals"\n[algorithm]\nkind = "own_algorithm:READY"\n'
+        "[training]\nrounds = 1\ntol = 0\nsplits = 0\n"
+    )
+    command("train", "theirs.toml", "--no-report", "--out", "theirs")
+    said = [line for line in caplog.messages if "not the package's own" in line]
+    assert said == ["This runs code that is not the package's own: own_algorithm:READY"]
 
 
 def test_what_is_no_algorithm_is_refused(own):

@@ -192,6 +192,17 @@ PRIVATE = RANGES | {
 }
 
 
+@pytest.mark.parametrize("clip", ["clip = 1e-9", "clip = 1e7", "loss_clip = 1e-12"])
+def test_clips_are_bounded(tmp_path, clip):
+    """With a clip that underflows, noise was far smaller than what it had to hide."""
+    path, places = federation(tmp_path, replacing=PRIVATE, granted=False)
+    document = agreement(path, places).values
+    name, value = clip.split(" = ")
+    document["terms"]["privacy"][name] = float(value)
+    with refuses("clip-out-of-range"):
+        Agreement.of(document, places["va"])
+
+
 @pytest.mark.parametrize("shared", ["", "shared = true\n"], ids=["own noise", "shared noise"])
 def test_runs_with_noise_keep_to_their_budgets(tmp_path, fake_clock, shared):
     path, places = federation(tmp_path, replacing=PRIVATE | QUICK, granted=False)
@@ -271,7 +282,17 @@ def test_no_more_runs_than_allowed(tmp_path):
 def test_a_silo_answers_nothing_else(tmp_path):
     _, places = federation(tmp_path)
     silo = Silo.open(places["va"])
-    for kind in ("gradients", "evaluate", "describe", "totals", "setup", "losses", "masked", ""):
+    for kind in (
+        "gradients",
+        "evaluate",
+        "describe",
+        "totals",
+        "setup",
+        "losses",
+        "masked",
+        "joining_scores",
+        "",
+    ):
         reply = answered(silo, kind, {"x": [1.0]})
         assert (reply.kind, reply.values["code"]) == (REFUSED, "question-unknown")
     assert answered(silo, CARD).values["card"] == silo.identity.card.digits
@@ -351,5 +372,5 @@ def test_code_of_somebody_else_is_announced(tmp_path):
         )
     (tmp_path / "mine.py").write_text((places["va"].parent / "mine.py").read_text())
     path.write_text(path.read_text().replace('"ChiSquare"', '"mine:Mine"'))
-    assert agreement(path, places).summary(places["va"])["code"] == ["mine:Mine"]
+    assert agreement(path, places).summary(places["va"], {})["code"] == ["mine:Mine"]
     assert len(opened(places)) == 4

@@ -163,7 +163,7 @@ def agree(
         {
             "agreement": digest,
             "state": states[records.granted(digest)],
-            **Agreement(document).summary(settings.path),
+            **Agreement(document).summary(settings.path, records.begun()),
         }
         for digest, document in known.items()
     ]

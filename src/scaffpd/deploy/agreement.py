@@ -44,6 +44,10 @@ SPARE = 2  # further rounds that the noise allows for: a round that is repeated 
 SAFE = 5  # honest silos from which on the sums of a point leave single losses open
 EPSILON = 1e-9  # of a share
 LARGEST = 2**26  # bytes of all posts of an exchange; a network of 10⁶ parameters at four silos
+CHANGED = (
+    "If rows of a single silo have changed since an earlier run, everybody can compute what the "
+    "change adds to its gradient at the model's own start: the difference of two sums."
+)
 CLEAR = {  # what a method's questions reveal of every silo, as they are
     GRADIENTS: "your loss at every point that the method visits",
     LOSSES: "your loss at every point that the method visits",
@@ -150,11 +154,31 @@ class Agreement:
                     f"{file.limits.epsilon:g} that this silo's file allows.",
                 )
 
-    def summary(self, path: Path) -> Json:
-        """Return what an operator decides about, as words."""
+    def with_others(self, earlier: Mapping[str, Json]) -> list[str]:
+        """Say whose gradient this run shows together with one that had other members."""
+        if self.values["noise"]:
+            return []
+        now = self.values["terms"]["silos"]
+        lines = []
+        for digest, document in earlier.items():
+            before = document["terms"]["silos"]
+            others = [name for name in (*before, *now) if (name in before) != (name in now)]
+            if others and not document["noise"]:
+                whose = f"the gradient of silo {others[0]!r}"
+                if len(others) > 1:
+                    whose = f"the gradients of {', '.join(map(repr, others))}, added up,"
+                lines.append(
+                    f"Agreement {digest[:12]} had other members: whoever took part in both can "
+                    f"compute {whose} at the model's own start, the difference of two sums."
+                )
+        return lines
+
+    def summary(self, path: Path, earlier: Mapping[str, Json]) -> Json:
+        """Return what an operator decides about, as words; `earlier` runs were with these rows."""
         terms = self.terms(path)
         private = terms.privacy
         objective = getattr(terms.method, "objective", None)
+        changed = [CHANGED] if earlier.keys() - {self.digest.hex()} and private is None else []
         return {
             "federation": terms.name,
             "silos": {name: card.fingerprint for name, card in self.cards.items()},
@@ -165,7 +189,7 @@ class Agreement:
             "rounds": terms.rounds,
             "noise": None if private is None else [private.epsilon, private.delta],
             "code": [name for name in _code(terms) if name],
-            "leaves": leaves(terms),
+            "leaves": [*leaves(terms), *self.with_others(earlier), *changed],
         }
 
 
@@ -320,11 +344,14 @@ def check_size(dimension: int, members: int, method: Algorithm) -> None:
         )
 
 
-def allowed(file: SiloFile, granted: bool | None) -> None:
-    """Refuse an agreement that a person has to agree to, or has revoked."""
+def allowed(file: SiloFile, granted: bool | None, others: bool) -> None:
+    """Refuse an agreement that a person has to agree to, or has revoked.
+
+    With `others`, members of an earlier run were others, and "always" does not cover it.
+    """
     if granted is False:
         raise InputError("agreement-revoked", "The operator of this silo has withdrawn.")
-    if granted is None and file.agree != ALWAYS:
+    if granted is None and (others or file.agree != ALWAYS):
         raise InputError(
             "agreement-awaited", "The operator of this silo has not agreed to this run yet."
         )

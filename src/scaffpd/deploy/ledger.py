@@ -1,7 +1,8 @@
 r"""A silo's account of its releases, over all runs, in a file.
 
-Noise comes from the operating system and is never stored, so that a question that is repeated after
-a restart is another release; all of them are on disk before an answer leaves.
+Noise comes from the operating system, and neither it nor what it is drawn from is ever stored: a
+question that is repeated after a restart is another release. Counts for curves are stored with
+their noise, so that the same bytes are posted again. All releases are on disk before a post leaves.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ import numpy as np
 from scaffpd.deploy.agreement import Agreement
 from scaffpd.deploy.messages import Json
 from scaffpd.deploy.preparing import Preparing, Rows
-from scaffpd.deploy.transcript import STATE, Journal, Session, Tampered
+from scaffpd.deploy.transcript import STATE, Session, Tampered
 from scaffpd.errors import InputError
 from scaffpd.federation import ClientScores, Federation
 from scaffpd.files import write_file
@@ -125,12 +125,11 @@ def take_part(
         after: called after every round.
     """
     session.tolerance = terms.method.tolerance
-    if rows is not None and terms.privacy is None:  # with noise, a repeat is another release
-        session.journal = Journal(states.folder / "asked.jsonl")
+    private = terms.privacy is not None  # then no hash of rows leaves: it would confirm a guess
     own = None if rows is None else rows.commitment()
-    facts = session.open({"rows": own, "states": states.known()})
+    facts = session.open({"rows": None if private else own, "states": states.known()})
     commitments = {name: fact.get("rows") for name, fact in facts.items()}
-    states.same("rows.json", commitments)
+    states.same("rows.json", {session.name: own} if private else commitments)
     before = states.restore([coordinator, *(_states(fact) for fact in facts.values())])
     session.propose(STATE, {"state": before}, {})
     session.journal.begin()

@@ -78,13 +78,19 @@ class SiloRecords:
 
     def begin(self, digest: str, most: int) -> None:
         """Note an epoch; refuse one run too many."""
-        runs = {line["agreement"] for line in self.read() if line["what"] == BEGUN}
-        if len(runs | {digest}) > most:
+        runs = self.begun()
+        if len(runs.keys() | {digest}) > most:
             raise InputError(
                 "too-many-runs",
-                f"This silo has taken part in {len(runs)} runs, and its limits.runs is {most}.",
+                f"This silo has taken part in {len(runs)} runs, and its limits.runs is {most}: go "
+                "on with an earlier agreement, or let its operator raise that.",
             )
         self.note(BEGUN, digest)
+
+    def begun(self) -> dict[str, Json]:
+        """Return every agreement that this silo has taken part in, by its hash."""
+        runs = {line["agreement"] for line in self.read() if line["what"] == BEGUN}
+        return {digest: own for digest, own in self.documents().items() if digest in runs}
 
     def documents(self) -> dict[str, Json]:
         """Return every agreement that came, by its hash."""

@@ -6,8 +6,8 @@ that processors that differ in the last digit go on from the same point. Numbers
 reveals of every silo (`Question.scalars`) are one exchange in the clear, which the agreement lists;
 vectors leave only as masked terms of a sum over all silos.
 
-At one point x, sums with min(2, N − t − 1) weightings are made at most, over all epochs of a run:
-with more, t silos could work out what another one has added.
+At one point x, sums with min(2, N − t − 1) weightings are made at most, over all runs on the same
+rows: with more, t silos could work out what another one has added.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from scaffpd.federation.questions import (
 from scaffpd.objectives.base import Objective
 from scaffpd.privacy.noise import digest
 from scaffpd.privacy.oracle import SumTerms
+from scaffpd.secure.aggregation import check_weightings, most_weightings
 from scaffpd.secure.ring import Places
 
 FACTS = ("smoothness", "strong_convexity", "steepest", "samples", "convex", "quadratic", "noisy")
@@ -285,8 +286,7 @@ class ReplicaSums:
         self.session = channel.session
         n = len(channel.names)
         self.colluding = colluding
-        self.most = min(2, n - colluding - 1)  # weightings at one point
-        self.allows_reweighting = self.most > 1
+        self.allows_reweighting = most_weightings(n, colluding) > 1
         self._last = Places.usual(1, n)
 
     def shown(self, question: Question, reply: Reply) -> Reply:
@@ -375,12 +375,7 @@ class ReplicaSums:
         own = b"" if level is None else level.numpy().tobytes()
         rounded = np.round(weights / size, DIGITS) + 0.0  # no −0
         count = self.session.journal.weighted(place, rounded.tobytes() + own)
-        if count > self.most:
-            raise InputError(
-                "too-many-weightings",
-                f"The method sums the same vectors with {count} weightings, but only "
-                f"{self.most} are safe with {len(weights)} silos ({self.colluding} may collude).",
-            )
+        check_weightings(count, len(weights), self.colluding)
 
     def _check_share(self, weights: Vector) -> None:
         """Refuse a sum in which one silo has more than its share, as weights by rows may give."""
@@ -444,6 +439,8 @@ def _place(question: object) -> str:
         return type(question).__name__
     if isinstance(about, ModesAt) and about.tau.any():  # of other functions than the losses
         x = torch.cat([x.double(), about.tau])
+    if not bool(x.any()):  # where all linear models begin, whatever their columns
+        return "start"
     return hashlib.sha256(x.detach().double().cpu().numpy().tobytes()).hexdigest()
 
 

@@ -29,17 +29,19 @@ from scaffpd.deploy.messages import REFUSED, Message, decode, encode
 from scaffpd.deploy.preparing import Totals, modelled
 from scaffpd.deploy.program import RunStates, take_part
 from scaffpd.deploy.records import LEFT, SiloRecords
-from scaffpd.deploy.transcript import Session, Tampered
+from scaffpd.deploy.transcript import Journal, Session, Tampered
 from scaffpd.errors import InputError
-from scaffpd.files import load_or_create, write_file
+from scaffpd.files import JsonLines, load_or_create, make_folder, write_file
 from scaffpd.models import Linear
 from scaffpd.privacy import Private
-from scaffpd.privacy.accountant import Account
+from scaffpd.privacy.accountant import Account, ReleaseEntry
 from scaffpd.privacy.counts import CountNoise, PrivateCounts
+from scaffpd.privacy.noise import digest, secret_bytes
 from scaffpd.run.settings.federation import FederationTerms
 from scaffpd.run.settings.methods import load
 from scaffpd.run.settings.model_file import Setup, linear, model_bytes
 from scaffpd.run.settings.silo import SiloFile
+from scaffpd.secure.aggregation import check_weightings
 from scaffpd.secure.keys import Identity, derived
 from scaffpd.secure.ring import ClippedSum
 from scaffpd.training.cohort import Cohort
@@ -61,8 +63,12 @@ class SiloRows:
         self.terms = terms
         self.share = file.limits.share
         self.digest = agreement.digest
+        self.cards = agreement.cards
+        self.folder = make_folder(file.run(agreement.digest.hex()))
         self.noise = agreement.values["noise"]
         self._secret = load_or_create(file.identity)
+        self._fresh = secret_bytes(None)  # noise is drawn from it, and it never touches a disk
+        self._counted = JsonLines(self.folder / "counts.jsonl")
         self.data = Dataset.read(file, self._secret, Wanted.of(terms))
         self.data.check(file.limits)
         self.ledger = PrivacyLedger(file.spent, agreement.digest.hex(), file.limits.epsilon)
@@ -73,6 +79,19 @@ class SiloRows:
         """Return a hash of the rows, salted for this agreement."""
         return self.data.commitment(derived(self._secret, b"salt" + self.digest))
 
+    def journal(self) -> Journal:
+        """Return what was asked in this run, and weightings of these rows in all runs of the same
+        members; refuse an objective that is one too many.
+        """
+        cards = repr([(name, card.digits) for name, card in sorted(self.cards.items())])
+        marks = self.data.marks(derived(self._secret, b"weightings"))
+        rows, train = (digest(mark, cards).hex() for mark in marks)
+        method = self.terms.method
+        objective = rows, repr(getattr(method, "objective", method))
+        found = Journal(self.folder / "asked.jsonl", self.file.weightings, train, objective)
+        check_weightings(found.objectives, len(self.cards), self.terms.colluding)
+        return found
+
     def totals(self, schema: Schema, mean: Matrix | None) -> Totals:
         """Return the sums of encoded columns over training rows."""
         return self.data.totals(schema, mean)
@@ -80,19 +99,28 @@ class SiloRows:
     def counts(
         self, schema: Schema, edges: Sequence[Matrix], noise: CountNoise | None
     ) -> NDArray[np.int64]:
-        """Return training rows, and whether there are any, in all cells; or rows with noise."""
+        """Return training rows, and whether there are any, in all cells; or rows with noise.
+
+        A later epoch posts the same noised counts: the release is stored, and paid for once.
+        """
         numbers = self.data.sorted_numbers(schema)
         if noise is None:
             return counted(numbers, edges).ravel().astype(np.int64)
         name = self.file.name
-        if self._counts is None:  # the same noise after a restart: a release is paid for once
-            secret = derived(self._secret, b"counts" + self.digest)
-            self._counts = PrivateCounts(numbers, noise, secret, name)
+        if self._counts is None:
+            self._counts = PrivateCounts(numbers, noise, self._fresh, name)
             budget = self.noise["epsilon"]
             self.account = self.ledger.open(Account((name,), self.noise["delta"], budget))
-        found = self._counts(edges)
         assert self.account is not None
-        self.account.charge(self._counts.releases)
+        asked = [own.tolist() for own in edges]
+        for line in JsonLines(self._counted.file).read():
+            if line["edges"] == asked:
+                self.account.charge([ReleaseEntry(0, bytes.fromhex(line["mark"]), noise.z)])
+                return np.array(line["counts"], np.int64)
+        found = self._counts(edges)
+        release = self._counts.releases[-1]
+        self.account.charge([release])
+        self._counted.append({"edges": asked, "mark": release.mark.hex(), "counts": found.tolist()})
         return found
 
     def pair_sums(self, setup: Setup, sides: Sequence[Column], model: Linear, u: Tensor) -> Matrix:
@@ -198,14 +226,15 @@ class Silo:
     def _begin(self, asked: Message) -> None:
         """Decide about an agreement, and start to run it."""
         agreement = Agreement.of(asked.values.get("agreement"), self.file.path)
-        digest = agreement.digest.hex()
+        run = agreement.digest.hex()
         agreement.check(self.file, self.identity.card)
-        self.records.ask(digest, agreement.values)
-        allowed(self.file, self.records.granted(digest))
+        self.records.ask(run, agreement.values)
+        others = bool(agreement.with_others(self.records.begun()))
+        allowed(self.file, self.records.granted(run), others)
         states = asked.values.get("states")
         if not isinstance(states, list):
             raise InputError("question-unknown", "This silo does not know this message.")
-        self.records.begin(digest, self.file.limits.runs)
+        self.records.begin(run, self.file.limits.runs)
         if self._mailbox is not None:
             self._mailbox.close()
         self._epoch = str(asked.values.get("epoch"))
@@ -223,12 +252,13 @@ class Silo:
         """Run the agreement; write the model once everybody has confirmed."""
         terms = agreement.terms(self.file.path)
         session = Session(mailbox, agreement.cards, agreement.digest, self.name, self.identity)
-        folder = self.file.run(agreement.digest.hex())
         try:
             rows = SiloRows(self.file, agreement, terms)
             session.before = rows.written_down
-            done = take_part(session, agreement, terms, RunStates(folder), states, rows)
-            write_file(folder / MODEL, model_bytes(done.result.x, done.setup))
+            if terms.privacy is None:  # with noise, a repeat is another release
+                session.journal = rows.journal()
+            done = take_part(session, agreement, terms, RunStates(rows.folder), states, rows)
+            write_file(rows.folder / MODEL, model_bytes(done.result.x, done.setup))
         except Abandoned:
             raise
         except InputError as error:

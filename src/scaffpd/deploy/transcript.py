@@ -42,6 +42,7 @@ NEAR = 1e-9  # numbers of a proposal may differ by this share of the largest, wh
 EPOCH = "epoch"
 STATE = "state"  # the proposals about an epoch itself
 END = "end"
+OBJECTIVE = "objective"
 SMALL = 2**16  # bytes of a proposal up to which the first silo stores it, to propose it again
 
 
@@ -60,19 +61,35 @@ class Journal:
     """What a silo was asked in a run, over all epochs: proposals by their place, and weightings.
 
     Args:
-        file: where it is written before a post leaves; by default nowhere.
+        file: where proposals are written before a post leaves; by default nowhere.
+        weightings: the same of weightings, in all runs of the silo.
+        about: names training rows and members: others have weightings of their own.
+        objective: names all rows and members, and says from what weights follow.
     """
 
-    def __init__(self, file: Path | None = None) -> None:
+    def __init__(
+        self,
+        file: Path | None = None,
+        weightings: Path | None = None,
+        about: str = "",
+        objective: tuple[str, str] = ("", ""),
+    ) -> None:
         self._lines = None if file is None else JsonLines(file)
+        self._weight_lines = None if weightings is None else JsonLines(weightings)
+        self._about = about
+        self._objective = objective
         self._hashes: dict[str, str] = {}
         self._bodies: dict[str, str] = {}
-        self._weightings: defaultdict[str, set[str]] = defaultdict(set)
+        self._weightings: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
         self._new: list[list[str]] = []
+        self._new_weightings: list[list[str]] = []
         self.begin()
         for entries in () if self._lines is None else self._lines.read():
             for entry in entries:
                 self._note(*entry)
+        for entries in () if self._weight_lines is None else self._weight_lines.read():
+            for whose, point, found in entries:
+                self._weightings[whose, point].add(found)
 
     def begin(self) -> None:
         """Begin an epoch."""
@@ -112,29 +129,35 @@ class Journal:
             )
         if key not in self._hashes:
             again = b64encode(body).decode() if own and len(body) <= SMALL else ""
-            self._new.append(["", key, found, again])
+            self._new.append([key, found, again])
             self._note(*self._new[-1])
+
+    @property
+    def objectives(self) -> int:
+        """How many objectives these rows were summed with, this one included."""
+        rows, own = self._objective
+        return len(self._weightings[rows, OBJECTIVE] | {own})
 
     def weighted(self, point: str, weighting: bytes) -> int:
         """Note a weighting at a point, and return how many there are."""
-        found = hashlib.sha256(weighting).hexdigest()
-        if found not in self._weightings[point]:
-            self._new.append([point, found])
-            self._note(*self._new[-1])
-        return len(self._weightings[point])
+        rows, objective = self._objective
+        own = hashlib.sha256(weighting).hexdigest()
+        for whose, place, found in ((self._about, point, own), (rows, OBJECTIVE, objective)):
+            if found not in self._weightings[whose, place]:
+                self._new_weightings.append([whose, place, found])
+                self._weightings[whose, place].add(found)
+        return len(self._weightings[self._about, point])
 
     def write(self) -> None:
         """Write down what is new."""
-        if self._new and self._lines is not None:
-            self._lines.append(self._new)
-        self._new.clear()
+        for lines, new in ((self._lines, self._new), (self._weight_lines, self._new_weightings)):
+            if new and lines is not None:
+                lines.append(new)
+            new.clear()
 
-    def _note(self, point: str, name: str, found: str = "", body: str = "") -> None:
-        if point:
-            self._weightings[point].add(name)
-        else:
-            self._hashes[name] = found
-            self._bodies |= {name: body} if body else {}
+    def _note(self, name: str, found: str, body: str) -> None:
+        self._hashes[name] = found
+        self._bodies |= {name: body} if body else {}
 
 
 @dataclass(eq=False)

@@ -74,6 +74,19 @@ def most_weightings(clients: int, colluding: int) -> int:
     return min(2, clients - colluding - 1)
 
 
+def check_weightings(count: int, clients: int, colluding: int | None) -> None:
+    """Refuse more weightings of the same vectors than are safe."""
+    t = colluding_of(clients, colluding)
+    most = most_weightings(clients, t)
+    if count > most:
+        raise InputError(
+            "too-many-weightings",
+            f"These rows would be summed at one point with {count} weightings over all runs, and "
+            f"{most} are safe with {clients} silos ({t} may collude): go on with an objective that "
+            "an earlier agreement had, or agree on [privacy].",
+        )
+
+
 @dataclass(eq=False)
 class RingSums:
     """A `Summer` over the clients of this process, by whole numbers."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import logging
 import sys
 import threading
 import traceback
@@ -22,6 +23,7 @@ from scaffpd.errors import InputError, unknown
 from scaffpd.fields import Json
 from scaffpd.objectives import OBJECTIVES, Excess, Objective
 
+log = logging.getLogger("scaffpd.settings")
 Made = TypeVar("Made")
 LOADING = threading.RLock()
 
@@ -63,7 +65,11 @@ def _known(kind: object, what: str, known: Mapping[str, type[Made]]) -> type[Mad
 
 
 def _imported(kind: str, folder: Path) -> object:
-    """Import `module:name`; it stays importable, so that other processes can load its objects."""
+    """Import `module:name`, and say so; it stays importable, so that other processes can load its
+    objects.
+    """
+    if kind.partition(":")[0] not in sys.modules:
+        log.warning("This runs code that is not the package's own: %s", kind)
     sys.path += [place for place in (str(folder), str(Path.cwd())) if place not in sys.path]
     importlib.invalidate_caches()
     found = _named(folder, kind)

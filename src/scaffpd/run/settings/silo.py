@@ -131,6 +131,11 @@ class SiloFile(SettingsTable):
         """All releases under differential privacy so far."""
         return self.folder / "privacy-spent.npz"
 
+    @property
+    def weightings(self) -> Path:
+        """Weightings of its rows that were summed, over all runs."""
+        return self.folder / "weightings.jsonl"
+
     def run(self, digest: str) -> Path:
         """The folder of a run under an agreement."""
         return self.folder / "runs" / digest[:16]
