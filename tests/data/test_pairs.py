@@ -15,8 +15,7 @@ from cases.refusals import refuses
 from cases.tables import opened, text
 from scaffpd.data.pairs import Indicators, _cells_gain, _gain, chosen_pairs, pair_sums
 from scaffpd.data.tabular.agree import checked_schema, encoded_features, features
-from scaffpd.run.pairs import with_pairs
-from scaffpd.training.pairs import search
+from scaffpd.training.pairs import search, with_pairs
 
 COLUMNS = (Indicators((1, 2, 3), True), Indicators((4, 5), False), Indicators((6, 7, 8), True))
 

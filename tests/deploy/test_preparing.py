@@ -35,10 +35,9 @@ from scaffpd.deploy.dataset import Dataset, Wanted
 from scaffpd.deploy.deployed_run import DeployedRun
 from scaffpd.files import load_or_create
 from scaffpd.privacy.accountant import least_noise
-from scaffpd.run.pairs import indicators_of, paired
 from scaffpd.run.settings.federation import FederationFile
 from scaffpd.run.settings.silo import SiloFile
-from scaffpd.training.pairs import search
+from scaffpd.training.pairs import indicators_of, paired, search
 
 COLUMNS = 'age = "number"\nsex = "number"\nthalach = "number"\ncp = ["1", "2", "*"]\n'
 NAMED = 'folder = "run"'

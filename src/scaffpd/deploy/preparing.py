@@ -44,14 +44,13 @@ from scaffpd.federation import Federation
 from scaffpd.models import Linear, Personal
 from scaffpd.models.linear import AUTO
 from scaffpd.privacy.counts import CountNoise
-from scaffpd.run.pairs import indicators_of, paired
 from scaffpd.run.settings.federation import FederationTerms
 from scaffpd.run.settings.methods import kind_of
 from scaffpd.run.settings.model_file import Setup, finite, linear, strength_of
 from scaffpd.secure.aggregation import colluding_of
 from scaffpd.secure.ring import BYTES, Places
 from scaffpd.training.cohort import Cohort
-from scaffpd.training.pairs import noise_of, too_many
+from scaffpd.training.pairs import indicators_of, noise_of, paired, too_many
 from scaffpd.training.settling import by_evidence
 
 Matrix = NDArray[np.float64]

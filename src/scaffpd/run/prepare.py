@@ -28,11 +28,11 @@ from scaffpd.models import Linear, Personal, regulariser
 from scaffpd.numbers import several
 from scaffpd.privacy.counts import SHARE, PrivateCounting
 from scaffpd.privacy.noise import secret_bytes
-from scaffpd.run.pairs import with_pairs
 from scaffpd.run.settings.model_file import Setup
 from scaffpd.run.settings.run import RunConfig
 from scaffpd.run.settings.tables import AUTO, PRIVATE, SourceSettings
 from scaffpd.training.cohort import Cohort
+from scaffpd.training.pairs import with_pairs
 
 Pair = tuple[Any, Any]
 FLAT = 1e-6  # ridge of an intercept: it changes nothing, and the certificate needs one everywhere

@@ -1,4 +1,7 @@
-"""Search for pairs: an additive model by evidence, and one pass of sums over its clients."""
+"""Pairs of columns, searched for beside curves, and put into what clients agree on.
+
+The search fits an additive model by evidence, and makes one pass of sums over its clients.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,60 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaffpd.algorithms.evidence import Strengths
-from scaffpd.data.pairs import ChosenPair, Indicators, chosen_pairs, pair_sums
+from scaffpd.data.pairs import ChosenPair, Indicators, Places, chosen_pairs, pair_sums
+from scaffpd.data.tabular.agree import Column, ColumnPair, Schema, checked_schema
+from scaffpd.data.tabular.clients import Clients
+from scaffpd.data.tabular.columns import CATEGORY
 from scaffpd.models import Linear, Personal
 from scaffpd.training.cohort import Cohort, Pair
 
 MOST_INDICATORS = 1500  # beyond which no pairs are looked for: sums are of their squares
+
+
+def with_pairs(found: Clients, train: Sequence[Pair], model: Linear, most: int) -> Clients:
+    """Return the clients with the products of pairs that pay beside their additive models."""
+    if len(found.sides) < 2 or not most:
+        return found
+    columns = indicators_of(found.sides)
+    own = [rows.indicators(found.schema, found.sides) for rows in found.rows]
+    schema = paired(found.schema, found.sides, search(train, model, own, columns, most))
+    return found if schema is found.schema else found.under(schema)
+
+
+def indicators_of(sides: Sequence[Column]) -> list[Indicators]:
+    """Number the steps and categories that columns may be cut by, from 1 on."""
+    columns = []
+    place = 1
+    for side in sides:
+        after = place + _size(side)
+        columns.append(Indicators(tuple(range(place, after)), side["kind"] != CATEGORY))
+        place = after
+    return columns
+
+
+def paired(schema: Schema, sides: Sequence[Column], chosen: Sequence[ChosenPair]) -> Schema:
+    """Return the schema with the chosen pairs; the same one if there are none."""
+    columns = indicators_of(sides)
+    pairs: list[ColumnPair] = []
+    for pair in chosen:
+        left, right = (
+            _part(sides[k], columns[k].places, cuts)
+            for k, cuts in zip(pair.columns, pair.cuts, strict=True)
+        )
+        pairs.append({"left": left, "right": right})
+    return checked_schema({**schema, "pairs": pairs}) if pairs else schema
+
+
+def _size(side: Column) -> int:
+    return len(side["categories"] if side["kind"] == CATEGORY else side["steps"])
+
+
+def _part(side: Column, places: Places, cuts: Places) -> Column:
+    """Return a column with the steps or categories that cut it."""
+    chosen = [place - places[0] for place in cuts]
+    if side["kind"] == CATEGORY:
+        return {**side, "categories": [side["categories"][k] for k in chosen]}
+    return {**side, "steps": [side["steps"][k] for k in chosen]}
 
 
 def search(
