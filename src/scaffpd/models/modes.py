@@ -20,6 +20,7 @@ from torch import Tensor
 
 from scaffpd.federation.modes import ModesAt
 from scaffpd.federation.questions import Vectors
+from scaffpd.models.cells import Cells, along, back
 from scaffpd.models.execution import parallel_map
 from scaffpd.models.glm import LinearOracle
 from scaffpd.models.newton import CorrectionProblem, LossHessian
@@ -159,15 +160,23 @@ class ModeRows:
         # what compressed rows leave out of Σ ℓ
         self.rest = torch.zeros_like(self.sizes) if few is None else few.constant * self.sizes
 
-    def of(self, block: PaddedBlock) -> tuple[Tensor, Tensor, Tensor]:
-        """Return features, targets and weights n_i·share of a block's rows."""
+    def of(self, block: PaddedBlock) -> tuple[Tensor | Cells, Tensor, Tensor]:
+        """Return features, targets and weights n_i·share of a block's rows.
+
+        Features of a client are cells where that is faster.
+        """
         A, y = self.rows.of(block)
         weight = block.weight.double() * self.sizes[block.clients][:, None]
-        return A.double(), y.double() if y.is_floating_point() else y, weight
+        y = y.double() if y.is_floating_point() else y
+        cells = self.rows.cells
+        if cells is None or len(A) > 1 or self.coupled > 1 or not cells.pays(A.shape[1]):
+            return A.double(), y, weight
+        first = int(block.rows[0, 0])
+        return cells.part(first, first + A.shape[1]), y, weight
 
     def solve(
         self,
-        samples: tuple[Tensor, Tensor, Tensor],
+        samples: tuple[Tensor | Cells, Tensor, Tensor],
         z: Tensor,
         S: Tensor,
         v: Tensor,
@@ -179,8 +188,9 @@ class ModeRows:
         """
         A, y, weight = samples
         shape = v.shape
-        v = v.reshape(len(A), -1, self.outputs)
-        problem = CorrectionProblem(self.loss, A * S[:, None, :: self.coupled], y, z, weight)
+        v = v.reshape(len(y), -1, self.outputs)
+        scaled = A.scaled(S[0]) if isinstance(A, Cells) else A * S[:, None, :: self.coupled]
+        problem = CorrectionProblem(self.loss, scaled, y, z, weight)
         value, p = problem.value(v)
         near: ManyRows | FewRows | None = None
         for _ in range(NEWTON):
@@ -200,9 +210,11 @@ class ModeRows:
         return Solved(v.reshape(shape), p, r, value, near, step.view(shape), slope)
 
     def factor(
-        self, A: Tensor, y: Tensor, weight: Tensor, p: Tensor, S: Tensor
+        self, A: Tensor | Cells, y: Tensor, weight: Tensor, p: Tensor, S: Tensor
     ) -> ManyRows | FewRows:
         """Return the curvature at predictions p."""
+        if isinstance(A, Cells):
+            return ManyRows(A.gram((weight * self.loss.bends(p, y)[..., 0])[0])[None], S)
         if self.coupled > 1:
             y = self.loss.dense(y, self.outputs, A.dtype)
             return ManyRows(LossHessian(self.loss, A, y, p, weight).matrix(), S)
@@ -250,7 +262,7 @@ class ClientModes:
         """Free the matrices."""
         self._stored = None
 
-    def _rows(self, block: PaddedBlock) -> tuple[Tensor, Tensor, Tensor]:
+    def _rows(self, block: PaddedBlock) -> tuple[Tensor | Cells, Tensor, Tensor]:
         """Return features, targets and the weights n_i·share/s of a block's rows."""
         A, y, weight = self.samples.of(block)
         return A, y, weight / self.scale
@@ -260,14 +272,14 @@ class ClientModes:
         who = block.clients
         A, y, weight = self._rows(block)
         found = self.samples.solve(
-            (A, y, weight), A @ self.X, self.S[None], self.v[who], self.close
+            (A, y, weight), along(A, self.X), self.S[None], self.v[who], self.close
         )
         near = found.near
         self.v[who] = found.v
-        self.gradient[who] = (A.mT @ found.r).flatten(1)
+        self.gradient[who] = back(A, found.r).flatten(1)
         self.value[who, 0] = found.value
         if self.means:
-            self._mean(block, A, y, weight, found.p, near)
+            self._mean(block, y, weight, found.p, near)
         copies = self.v.shape[2]
         self.value[who, 1] = 2 * copies * near.L.diagonal(dim1=1, dim2=2).log().sum(1)
         if self._stored is not None:
@@ -276,7 +288,6 @@ class ClientModes:
     def _mean(
         self,
         block: PaddedBlock,
-        A: Tensor,
         y: Tensor,
         weight: Tensor,
         p: Tensor,
@@ -289,6 +300,7 @@ class ClientModes:
         (I − B)ᵀk = k − HSM⁻¹Sk. Modes of labels are too near to x, and x to 0.
         """
         who = block.clients
+        A = self.samples.rows.of(block)[0].double()
         up, down = (self.loss.bends(p + e, y)[..., 0] for e in (THIRD, -THIRD))
         scaled = A * self.S
         leverage = (scaled * near.solve(scaled.mT).mT).sum(2)
@@ -304,8 +316,8 @@ class ClientModes:
         if self._stored is not None:
             return self._stored[block.number]
         A, y, weight = self._rows(block)
-        u = self.X + (self.S[:, None] * self.v[block.clients]).view(len(A), *self.X.shape)
-        return self.samples.factor(A, y, weight, A @ u, self.S[None])
+        u = self.X + (self.S[:, None] * self.v[block.clients]).view(len(y), *self.X.shape)
+        return self.samples.factor(A, y, weight, along(A, u), self.S[None])
 
     def modes(self) -> dict[str, Vectors]:
         """Return the parts of the answer to `ModesAt`."""

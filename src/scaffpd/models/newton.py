@@ -33,9 +33,10 @@ import torch
 from torch import Tensor
 
 from scaffpd.errors import InputError
+from scaffpd.models.cells import Cells, along, back
 from scaffpd.models.execution import parallel_map
 from scaffpd.models.losses import Loss, Squared
-from scaffpd.models.numerics import SAFE, SINGLE, UNIT, gamma, norm_above, product, regularised
+from scaffpd.models.numerics import SAFE, SINGLE, UNIT, gamma, norm_above, regularised
 from scaffpd.models.point import LinearPoint, Ridge, steepness
 from scaffpd.models.quadratic import Compressed
 from scaffpd.models.samples import Levers, PaddedBlock, StackedSamples
@@ -342,24 +343,24 @@ class NewtonPoint(LinearPoint):
 class CorrectionProblem:
     """Inner problem min_v Σ_j w_j ℓ(z_j + ⟨a_j, v⟩, y_j) + ½‖v‖² of a few clients."""
 
-    def __init__(self, loss: Loss, A: Tensor, y: Tensor, z: Tensor, weight: Tensor) -> None:
+    def __init__(self, loss: Loss, A: Tensor | Cells, y: Tensor, z: Tensor, weight: Tensor) -> None:
         self.loss = loss
         self.A = A
-        self.y = loss.dense(y, z.shape[2], A.dtype)
+        self.y = loss.dense(y, z.shape[2], z.dtype)
         self.z = z
         self.weight = weight
         self.targets = y
 
     def value(self, v: Tensor) -> tuple[Tensor, Tensor]:
         """Return the objective and the predictions."""
-        p = self.z + product(self.A, v)
+        p = self.z + along(self.A, v)
         mean = (self.loss.value(p, self.targets) * self.weight).sum(1)
         return mean + v.square().sum((1, 2)) / 2, p
 
     def gradient(self, v: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
         """Return the derivative in v, and the weighted residuals."""
         r = self.weight[..., None] * self.loss.residual(p, self.y)
-        return product(self.A.mT, r) + v, r
+        return back(self.A, r) + v, r
 
     def solve(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return v, predictions, value and gradient norm, by Newton steps, halved to descend.
@@ -367,6 +368,7 @@ class CorrectionProblem:
         If the predicted decrease of a step is below rounding, take it as it is; two such steps are
         enough.
         """
+        assert isinstance(self.A, Tensor)
         (value, p), epsilon = self.value(v), torch.finfo(v.dtype).eps
         whole = torch.zeros_like(value, dtype=torch.long)
         lengths = self.A.norm(dim=2)

@@ -388,6 +388,8 @@ def gram(rows: StackedSamples, w: Tensor, positive: bool = True) -> Tensor:
     if rows.sparse is not None:
         left = rows.sparse.multiply(root).tocsr()
         return torch.from_numpy((left.T @ (left if positive else rows.sparse)).toarray())
+    if rows.cells is not None and rows.cells.pays(len(A)):
+        return rows.cells.gram(w[:, 0])
     out = np.zeros((A.shape[1],) * 2)
     step = max(PIECE // A.shape[1], 1)
     for k in range(0, len(A), step):

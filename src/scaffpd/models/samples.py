@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from torch import Tensor
 
+from scaffpd.models.cells import Cells
 from scaffpd.models.execution import parallel_map, thread_count
 from scaffpd.models.numerics import DoubleProducts, from_left, product
 
@@ -43,6 +44,8 @@ ALIKE = 4
 # numbers in A from which, and the share of them up to which, zeros are left out of products
 LARGE = 2**22
 SPARSE = 0.05
+# numbers in A from which columns of few values are looked for
+CELLS = 2**18
 
 
 @dataclass(frozen=True)
@@ -312,6 +315,11 @@ class StackedSamples:
             return None
         few = int(torch.count_nonzero(self.A)) < SPARSE * self.A.numel()
         return csr_array(self.A.numpy()) if few else None
+
+    @cached_property
+    def cells(self) -> Cells | None:
+        """Columns of few values as numbers of cells, if that makes products cheaper."""
+        return Cells.of(self.A) if self.A.numel() >= CELLS else None
 
     @cached_property
     def blocks(self) -> list[PaddedBlock]:

@@ -67,7 +67,10 @@ class _Block:
         self.problem = problem
         self.rows = rows
         self.who = block.clients
-        self.A, self.y, self.weight = rows.of(block)
+        self.samples, self.y, self.weight = rows.of(block)
+        self.A = (
+            self.samples if isinstance(self.samples, Tensor) else rows.rows.of(block)[0].double()
+        )
         self.n = rows.sizes[self.who].numpy(force=True)
         wide = np.array(problem.groups) == INTERCEPT
         intercept = FLAT if problem.squared else LARGEST if counts else START[1]
@@ -78,7 +81,7 @@ class _Block:
             for family in (problem.joined, problem.own)
         ]
         scale = np.full(len(self.who), 2 * problem.noise if problem.squared else 1.0)
-        v = self.A.new_zeros(len(self.who), len(problem.groups) * rows.coupled, problem.copies)
+        v = self.weight.new_zeros(len(self.who), len(problem.groups) * rows.coupled, problem.copies)
         self.start = _Fit(np.tile(omega, (len(self.who), 1)), scale, v, np.empty(0))
 
     def models(self) -> tuple[Tensor, Tensor]:
@@ -118,13 +121,17 @@ class _Block:
 
     def _deviations(self, fit: _Fit) -> Tensor:
         return (
-            torch.from_numpy(np.sqrt(fit.omega)).to(self.A).repeat_interleave(self.rows.coupled, 1)
+            torch.from_numpy(np.sqrt(fit.omega))
+            .to(self.weight)
+            .repeat_interleave(self.rows.coupled, 1)
         )
 
     def _solved(self, fit: _Fit, close: float) -> Solved:
-        weight = self.weight / torch.from_numpy(fit.scale).to(self.A)[:, None]
-        z = self.A.new_zeros(*weight.shape, self.rows.outputs)
-        return self.rows.solve((self.A, self.y, weight), z, self._deviations(fit), fit.v, close)
+        weight = self.weight / torch.from_numpy(fit.scale).to(self.weight)[:, None]
+        z = weight.new_zeros(*weight.shape, self.rows.outputs)
+        return self.rows.solve(
+            (self.samples, self.y, weight), z, self._deviations(fit), fit.v, close
+        )
 
     def _climbed(self, start: _Fit, families: Families, tol: float) -> _Fit:
         """Update ω_i and σ_i² until a client's evidence gains less than `tol` nats a round."""
@@ -157,7 +164,7 @@ class _Block:
         v = found.v - found.step
         L = found.near.L.diagonal(dim1=1, dim2=2)
         inside = problem.copies * L.log().sum(1)
-        rest = self.rows.rest[self.who] / torch.from_numpy(fit.scale).to(self.A)
+        rest = self.rows.rest[self.who] / torch.from_numpy(fit.scale).to(self.weight)
         value = found.value - found.slope / 2 + rest
         size = v.square().sum(2)
         freedom = problem.copies * found.near.freedom
@@ -193,7 +200,7 @@ class _Block:
         scale = fit.scale * np.exp(change[:, -1])
         if problem.squared:
             scale = np.maximum(scale, 2 * LEAST * problem.noise)
-        near = torch.from_numpy(np.sqrt(fit.omega / omega)).to(self.A)
+        near = torch.from_numpy(np.sqrt(fit.omega / omega)).to(self.weight)
         v = fit.v * near.repeat_interleave(self.rows.coupled, 1)[..., None]  # the same u_i
         return _Fit(omega, scale, v, fit.evidence)
 
