@@ -22,6 +22,8 @@ from cases.silos import (
     model_of,
     models_of,
     mostly_long,
+    patients_who_die,
+    rows,
     run,
 )
 from scaffpd.deploy.board import BEGIN, POST, SiloTrouble
@@ -67,6 +69,22 @@ def test_every_silo_has_the_cohorts_model(tmp_path, way):
         wanted = sp.train(method, cohort(path, places), 12)
         np.testing.assert_allclose(model_of(path), wanted.x, rtol=0, atol=1e-8)
         assert wanted.certificate < outcome.certificate < 1e-11
+
+
+@pytest.mark.parametrize("strength", ["l2 = 0.03", *mostly_long(["", 'kappa = "auto"'], "")])
+def test_times_to_an_event(tmp_path, strength):
+    """Cox's model: of each silo's own risk sets, with entries where a silo has them."""
+    path, places = patients_who_die(tmp_path, model=strength)
+    outcome, _ = run(path, places)
+    assert outcome.final
+    assert outcome.certificate <= 1e-6
+    models_of(path, places)
+    if strength == "l2 = 0.03":
+        is_right(path, places, outcome)
+    encoded, _ = rows(path, places)
+    assert [name for name, own in encoded.items() if own.train[1][:, 2].any()] == ["va"]
+    record = RunRecord.read(FederationFile.read(path).folder)
+    assert all(0.3 < one.test_score < 1 for one in record.main.clients)
 
 
 def test_what_a_run_leaves(tmp_path):

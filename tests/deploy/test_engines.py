@@ -12,7 +12,7 @@ import numpy as np
 import psutil
 import pytest
 
-from cases.silos import in_one_process, model_of
+from cases.silos import in_one_process, model_of, patients_who_die
 from faults import FAULTS, Parts, good, play
 from scaffpd.deploy.flare.serving import address
 from scaffpd.deploy.local import silo_files
@@ -98,6 +98,17 @@ def test_deploy_local_leaves_no_process_behind(tmp_path):
     assert 0 <= wanted.certificate <= 1e-6
     np.testing.assert_allclose(model_of(file.path), wanted.x, rtol=0, atol=1e-8)
     assert not [one for one in psutil.process_iter() if str(folder) in " ".join(_words(one))]
+
+
+def test_times_to_an_event_on_flare(tmp_path):
+    """Four silos train Cox's model in processes of their own, to the answer of this process."""
+    path, places = patients_who_die(tmp_path / "here")
+    command = [sys.executable, "-m", "scaffpd", "deploy", "local", str(path)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout + found.stderr
+    wanted = in_one_process(path, places)
+    assert 0 <= wanted.certificate <= 1e-6
+    np.testing.assert_allclose(model_of(path), wanted.x, rtol=0, atol=1e-8)
 
 
 def _words(process):

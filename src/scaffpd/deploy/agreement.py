@@ -283,7 +283,7 @@ def leaves(terms: FederationTerms) -> list[str]:
     if private is None:
         lines.append(
             "In the clear, to all: how many rows you have and three numbers on how curved the loss "
-            "is; and at the end loss, accuracy and number of your training and held-out rows."
+            "is; and at the end loss, score and number of your training and held-out rows."
         )
     else:
         lines.append(
@@ -318,13 +318,12 @@ def _prepared(terms: FederationTerms) -> list[str]:
             "of every column, how many rows have a value, their sum, and the sum of squared "
             "distances from the mean"
         )
-    pairs = terms.curved and terms.pairs > 0 and terms.privacy is None
-    if terms.columns is not None and (pairs or AUTO in (terms.l2, terms.model.kappa)):
+    if terms.columns is not None and (terms.paired or AUTO in (terms.l2, terms.model.kappa)):
         lines.append(
             "for strengths by evidence, minima, gradients and Hessians of your loss with a pull to "
             "a shared point, and squared distances from it"
         )
-    if pairs:
+    if terms.paired:
         lines.append(
             "of every two columns, first and second derivatives of your rows' losses in cells "
             "between thresholds"

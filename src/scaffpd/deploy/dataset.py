@@ -24,8 +24,10 @@ from scaffpd.data.tabular.encode import ClientRows, Target, target
 from scaffpd.data.tabular.formats import entry_column, entry_table, open_table
 from scaffpd.data.tabular.read import read_columns
 from scaffpd.data.tabular.settings import CLASSIFICATION, REGRESSION
+from scaffpd.data.tabular.survival import survived
 from scaffpd.deploy.messages import Array
 from scaffpd.errors import InputError
+from scaffpd.models.cox import COX
 from scaffpd.run.settings.federation import FederationTerms
 from scaffpd.run.settings.methods import load
 from scaffpd.run.settings.model_file import Setup, own_model, predict_encoded
@@ -42,6 +44,7 @@ class Wanted(NamedTuple):
     columns: tuple[str, ...] = ()
     categories: tuple[str, ...] = ()
     task: str | None = None
+    survival: bool | None = None
 
     @classmethod
     def of(cls, terms: FederationTerms) -> Wanted:
@@ -50,7 +53,7 @@ class Wanted(NamedTuple):
         categories = [name for name, kind in kinds.items() if isinstance(kind, list)]
         texts = [name for name in categories if any(isinstance(k, str) for k in kinds[name])]
         task = REGRESSION if terms.labels is None else CLASSIFICATION
-        return cls(tuple(kinds), tuple(texts), task)
+        return cls(tuple(kinds), tuple(texts), task, terms.model.kind == COX)
 
     @classmethod
     def named(cls, schema: Mapping[str, Any]) -> Wanted:
@@ -86,21 +89,32 @@ class Dataset(ClientRows):
                 )
             return _from_parts(file, secret, wanted, list(given[0::2]), list(given[1::2]))
         assert source.file is not None
+        goals = [source.target] if isinstance(source.target, str) else source.target
+        if wanted.survival not in (None, len(goals) > 1):
+            has = "times to an event" if len(goals) > 1 else "no times to an event"
+            raise InputError("task-not-agreed", f"{owner} has {has}, unlike the agreement.")
         opened = open_table(source.file)
-        goal_name = source.target
-        names = wanted.columns or [name for name in opened.names if name != goal_name]
-        needed = {goal_name: "label" if wanted.task == CLASSIFICATION else "target"}
-        (goal, *columns), dropped = read_columns(
+        needed = {goals[0]: "label" if wanted.task == CLASSIFICATION else "target"}
+        if len(goals) > 1:
+            needed = dict(zip(goals, ("time", "event", "entry"), strict=False))
+        names = wanted.columns or [name for name in opened.names if name not in needed]
+        found, dropped = read_columns(
             opened,
-            [goal_name, *names],
+            [*needed, *names],
             wanted.categories,
             needed,
             source.decimal,
             source.missing,
         )
-        features = _without_dates(file, columns)
-        goal_read = target(owner, goal, wanted.task)
-        return _split(file, secret, features, goal_read, dropped[goal_name])
+        goal, *more = found[: len(needed)]
+        features = _without_dates(file, found[len(needed) :])
+        extra: tuple[Matrix, ...] = ()
+        if more:
+            goal, extra = survived(goal, more[0], more[1] if more[1:] else None, [])
+            extra = (*extra, np.zeros(len(goal.values)))[:2]  # on its own clock, from zero on
+        task = REGRESSION if more else wanted.task
+        goal_read = target(owner, goal, task)
+        return _split(file, secret, features, goal_read, sum(dropped.values()), extra=extra)
 
     @property
     def rows(self) -> tuple[int, int]:
@@ -133,7 +147,7 @@ class Dataset(ClientRows):
         if self.cohort is not None:
             content = self.cohort.fingerprint.encode()
         else:
-            marks = row_marks(self.table, self.target, derived(salt, b"rows"))
+            marks = row_marks(self.table, self.target, derived(salt, b"rows"), self.extra)
             content = np.sort(marks).tobytes() + bytes(np.packbits(self.held))
         return hashlib.sha256(salt + content).hexdigest()
 
@@ -145,7 +159,9 @@ class Dataset(ClientRows):
         return np.sort(found).tobytes(), np.sort(found[~self.held]).tobytes()
 
 
-def row_marks(features: FeatureTable, goal: Target, secret: bytes) -> NDArray[np.uint64]:
+def row_marks(
+    features: FeatureTable, goal: Target, secret: bytes, extra: Sequence[Matrix] = ()
+) -> NDArray[np.uint64]:
     """Return a keyed hash of every row's content: a sum of those of its values."""
 
     def marked(name: str, values: Array) -> NDArray[np.uint64]:
@@ -158,6 +174,8 @@ def row_marks(features: FeatureTable, goal: Target, secret: bytes) -> NDArray[np
 
     labels = np.array(list(goal.labels), dtype=object)
     total = marked("target", labels[goal.values].astype(str) if len(labels) else goal.values)
+    for k, values in enumerate(extra):
+        total = total + marked(f"target {k}", values)
     if features.block is not None:
         found = [
             hashlib.blake2b(row.tobytes(), key=secret, digest_size=8).digest()
@@ -201,7 +219,7 @@ def _from_parts(
         )
     else:
         features = array_block(owner, X)
-    (goal,), _ = read_columns(entry_column(entry, source.target, y), [source.target])
+    (goal,), _ = read_columns(entry_column(entry, "y", y), ["y"])
     sizes = [len(part) for part in y]
     if sizes != [len(part) for part in X]:
         raise InputError(
@@ -226,16 +244,17 @@ def _split(
     goal: Target,
     dropped: int,
     held: Mask | None = None,
+    extra: tuple[Matrix, ...] = (),
 ) -> Dataset:
     """Hold out rows by a keyed hash of their content: no row's place depends on others."""
     if features.width == 0:
         raise InputError("no-columns", f"Silo {file.name!r} has no columns besides its target.")
     if held is None:
-        marks = row_marks(features, goal, derived(secret, b"split"))
+        marks = row_marks(features, goal, derived(secret, b"split"), extra)
         held = marks < np.uint64(int(file.data.test * 2**64))
     if held.all():
         raise InputError("no-training-rows", f"Silo {file.name!r} has no training rows.")
-    return Dataset(file.name, features, goal, held, dropped)
+    return Dataset(file.name, features, goal, held, dropped, extra=extra)
 
 
 def _prepared(file: SiloFile, cohort: Cohort) -> Dataset:

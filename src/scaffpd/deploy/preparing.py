@@ -130,7 +130,7 @@ class Preparing:
             limits = None if noise is None else noise.limits
             schema, sides = curved(schema, partial(self._counted, schema, noise), limits)
         setup = self._scaled(schema)
-        if self.terms.pairs and self.terms.privacy is None and len(sides) > 1:
+        if self.terms.paired and len(sides) > 1:
             more = self._paired(setup, schema, [common(one, schema, setup.mean) for one in sides])
             setup = setup if more is schema else self._scaled(more)
         found = self._federated(setup)

@@ -76,6 +76,16 @@ def refuse_samples() -> NoReturn:
     )
 
 
+def refuse_noise() -> NoReturn:
+    """Refuse differential privacy."""
+    raise InputError(
+        "private-cox",
+        "Cox's likelihood has no gradient of a single record to clip: every record is in the risk "
+        'sets of others. Cut time into periods, and train Private(Linear("logistic")) on a row for '
+        "every person and period.",
+    )
+
+
 class CoxOracle:
     """N clients with Cox's model, all of them at once; in double precision."""
 

@@ -14,6 +14,7 @@ from scaffpd.errors import InputError, count, positive, real
 from scaffpd.federation import Constants
 from scaffpd.federation.plans import ReleaseCounts
 from scaffpd.models import Linear, Module
+from scaffpd.models.cox import COX, refuse_noise
 from scaffpd.models.glm import LinearOracle
 from scaffpd.models.linear import AUTO
 from scaffpd.models.losses import loss_named
@@ -115,13 +116,8 @@ class Private:
                 "private-evidence",
                 "Private needs l2 as a number: strengths by evidence are not private.",
             )
-        if isinstance(self.model, Linear) and self.model.loss == "cox":
-            raise InputError(
-                "private-cox",
-                "Cox's likelihood has no gradient of a single record to clip: every record is in "
-                "the risk sets of others. Cut time into periods, and train Private(Linear("
-                '"logistic")) on a row for every person and period.',
-            )
+        if isinstance(self.model, Linear) and self.model.loss == COX:
+            refuse_noise()
         if isinstance(self.model, Linear) and (self.model.weighted or self.model.loss == "poisson"):
             raise InputError(
                 "private-rows-weighted",

@@ -25,6 +25,7 @@ from scaffpd.data.tabular.settings import (
 from scaffpd.errors import InputError, unknown
 from scaffpd.federation import ClientScores, Vector
 from scaffpd.models import Linear, Personal, regulariser
+from scaffpd.models.cox import refuse_noise
 from scaffpd.numbers import several
 from scaffpd.privacy.counts import SHARE, PrivateCounting
 from scaffpd.privacy.noise import secret_bytes
@@ -302,11 +303,7 @@ def _weighted(config: RunConfig, source: TableSettings, found: Clients, classes:
 def _cox(config: RunConfig, found: Clients, groups: Sequence[str], weighted: bool) -> Linear:
     """Make the model of times to an event; dates of entry have become times."""
     if config.privacy is not None:
-        raise InputError(
-            "private-cox",
-            "--time and --event go with linear models without noise: every row is in the risk sets "
-            "of others, so that none has a gradient of its own to clip.",
-        )
+        refuse_noise()
     entry = len(found.rows[0].extra) - weighted > 1
     l2 = config.model.l2
     return Linear("cox", l2, groups=tuple(groups), weighted=weighted, entry=entry)

@@ -25,6 +25,7 @@ from scaffpd.data.tabular.columns import CATEGORY, NUMBER
 from scaffpd.data.tabular.settings import CLASSIFICATION, CURVES, REGRESSION
 from scaffpd.errors import InputError, unknown
 from scaffpd.fields import Json, Needs, SettingsTable, read_toml, validated
+from scaffpd.models.cox import COX, refuse_noise
 from scaffpd.models.losses import LOSSES
 from scaffpd.privacy import LOCAL_STEPS, ROUNDS
 from scaffpd.run.settings.methods import algorithm_of, changed
@@ -41,6 +42,7 @@ from scaffpd.secure.aggregation import FEWEST, cap_of, colluding_of
 SILO = {"data": "a silo's silo.toml; a coordinator's federation.toml is needed"}
 MOST_LABELS = 1000  # a softmax has a coefficient of every column for each
 NOT_NEGATIVE = ("logistic", "softmax", "squared")  # losses, as `MinimaxSums` needs them
+KINDS = (*LOSSES, COX)  # of linear models
 LARGEST_SUMS = 2**18  # N d² up to which Hessians are summed: 2 MB to every silo
 NUMBERS = "number"  # the kind of a column without a range
 Categories = Annotated[list[str], Field(min_length=1)]
@@ -75,13 +77,13 @@ class FederationModel(SettingsTable):
     @property
     def network(self) -> str | None:
         """Name of a network; `None` for a linear model."""
-        return None if self.kind is None or self.kind in LOSSES else self.kind
+        return None if self.kind is None or self.kind in KINDS else self.kind
 
     @model_validator(mode="after")
     def _networks_have_a_name_only(self, info: ValidationInfo[Path]) -> Self:
         more = self.model_fields_set - {"kind"}
-        if self.network is not None and get_close_matches(self.network, [*LOSSES, "linear"]):
-            raise unknown(f"model.kind in {info.context.name!r},", self.network, LOSSES)
+        if self.network is not None and get_close_matches(self.network, [*KINDS, "linear"]):
+            raise unknown(f"model.kind in {info.context.name!r},", self.network, KINDS)
         if self.network is not None and more:
             raise InputError(
                 "network-with-settings",
@@ -201,6 +203,11 @@ class FederationTerms(SettingsTable):
         return wanted and self.model.network is None and self.numbers > 0
 
     @property
+    def paired(self) -> bool:
+        """Whether pairs of columns are looked for."""
+        return self.curved and self.pairs > 0 and self.privacy is None and self.model.kind != COX
+
+    @property
     def numbers(self) -> int:
         """How many named columns hold numbers."""
         return sum(column["kind"] != CATEGORY for column in self.encoding()["columns"])
@@ -243,6 +250,11 @@ class FederationTerms(SettingsTable):
                 "curves-without-columns",
                 f"{file!r} asks for curves, which go with a linear model of columns of numbers.",
             )
+        if self.model.kind == COX and (self.labels or self.columns is None):
+            raise InputError(
+                "loss-without-classes",
+                f"{file!r} has a model of times to an event, which needs columns and no labels.",
+            )
         if self.privacy is not None:
             self._check_private(file)
         if isinstance(self.columns, dict):
@@ -251,6 +263,8 @@ class FederationTerms(SettingsTable):
     def _check_private(self, file: str) -> None:
         private = self.privacy
         assert private is not None
+        if self.model.kind == COX:
+            refuse_noise()
         if not self.method.asks_losses:
             able = ", ".join(name for name, kind in ALGORITHMS.items() if kind.asks_losses)
             raise InputError(
@@ -317,7 +331,9 @@ class FederationTerms(SettingsTable):
                 "logistic-of-many-labels",
                 f'Logistic loss has two classes, but there are {classes} labels: use "softmax".',
             )
-        made: Json = {"kind": "linear", "loss": loss, "l2": self.l2, "intercept": True}
+        made: Json = {"kind": "linear", "loss": loss, "l2": self.l2, "intercept": loss != COX}
+        if loss == COX:  # y is time, event and entry, which is 0 where a silo has none
+            made["entry"] = True
         if self.model.kappa is not None:
             made["strength"] = self.model.kappa
         return made | ({"classes": classes} if classes and loss != "logistic" else {})

@@ -115,7 +115,8 @@ PRIVACY = (
     "colluding",
     "together",
 )
-LINEAR = ("loss", "l2", "intercept", "classes", "strength", "exposure")
+SHAPE = ("loss", "l2", "intercept", "classes", "entry")
+LINEAR = (*SHAPE, "strength", "exposure")
 
 
 def linear(model: Json) -> Linear:
@@ -123,9 +124,7 @@ def linear(model: Json) -> Linear:
     for name in model:
         if name not in (*LINEAR, "kind"):
             raise unknown("model setting", name, LINEAR)
-    return Linear(
-        **{name: model[name] for name in ("loss", "l2", "intercept", "classes") if name in model}
-    )
+    return Linear(**{name: model[name] for name in SHAPE if name in model})
 
 
 def own_model(model: Json, x: Array, X: NDArray[np.float64], y: Array) -> Array:

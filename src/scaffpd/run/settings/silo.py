@@ -30,7 +30,11 @@ class SiloData(SettingsTable):
 
     file: key.FileName | None = None  # a table; `None` with an entry
     entry: key.Entry | None = None  # "module:function"; `None` with a file
-    target: Annotated[key.Text, Needs("the name of the column to be predicted")] = "y"
+    # the column to be predicted; time, event and entry, if there is one, of times to an event
+    target: Annotated[
+        key.Text | Annotated[list[key.Text], Field(min_length=2, max_length=3)],
+        Needs('the column to be predicted, or a time and an event such as ["days", "died"],'),
+    ] = "y"
     decimal: Annotated[str, key.one_of(DECIMALS)] | None = None  # of CSV; else detected
     missing: key.Codes = ()  # values that mean missing
     test: key.Share = 0.2  # the share of rows held out, by a keyed hash of their content
