@@ -1,6 +1,7 @@
 """FLamby's two tabular benchmarks: its published rows, its baselines run here, and our models.
 
-    python -m experiments.flamby --out results/flamby
+    python -m experiments.flamby                         # into runs/flamby
+    python -m experiments.flamby --out results/flamby    # the page in results/ anew
 
 Baselines are ours, in FLamby's budget: 100 local updates a round, 6 rounds for TCGA-BRCA (full
 gradients, for Cox's likelihood has no minibatches) and 15 for heart disease (minibatches of 4).
@@ -22,8 +23,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from scipy.stats import binomtest
 
 import scaffpd as sp
+from experiments.tables import check_small
 from scaffpd.data.silos import carve
 from scaffpd.models.baseline import concordance
 from scaffpd.study.concordance import interval
@@ -33,6 +36,8 @@ ROUNDS = {"tcga": 6, "heart": 15}
 STEPS = 100
 RATES = (0.01, 0.1, 1.0)
 OURS = ("alone", "average", "fair", "personal")
+PUBLISHED = Path(__file__).parents[1] / "results" / "flamby" / "published.csv"
+SPLITS = 20
 LOAD = {"tcga": sp.data.tcga_brca, "heart": sp.data.flamby_heart}
 
 
@@ -107,18 +112,26 @@ def one_split(job):
     for name in OURS:
         found[name] = score(data, joined.parameters[name][1:], silos.test)
     gaps = {name: joined.results[name].certificate for name in OURS if name in joined.results}
-    ends = []
-    if seed is None and data == "tcga":
-        model = model_of(data, 0.0)
-        for x, (X, y) in zip(joined.parameters["personal"][1:], silos.test, strict=True):
-            ends.append(interval(y, X @ x, model))
+    ends = {}
+    for name in OURS if seed is None else ():
+        pairs = zip(joined.parameters[name][1:], silos.test, strict=True)
+        ends[name] = [reach(data, x, X, y) for x, (X, y) in pairs]
     return found, gaps, ends
 
 
-def published(folder):
+def reach(data, x, X, y):
+    """The 95 % interval of a site's score over its test rows; `None` without a pair of them."""
+    if data == "tcga":
+        found = interval(y, X @ x, model_of(data, 0.0))
+        return None if found is None else found[1:]
+    right = int(((X @ x[:-1] + x[-1] > 0) == y).sum())
+    return binomtest(right, len(y)).proportion_ci(method="wilson")
+
+
+def published():
     """{data: {method: means of sites}} of FLamby's own results."""
     rows = defaultdict(lambda: defaultdict(dict))
-    with (folder / "published.csv").open() as file:
+    with PUBLISHED.open() as file:
         for row in csv.DictReader(file):
             if row["Test"].startswith("client_test_"):
                 rows[row["dataset"]][row["Method"]][int(row["Test"][-1])] = float(row["mean"])
@@ -188,9 +201,12 @@ def page(data, theirs, first, many, sites, rates):
     chosen = ", ".join(f"{name} {rate:g}" for name, rate in rates.items())
     proven = ", ".join(f"{name} {gap:.0e}" for name, gap in gaps.items())
     lines += ["", f"Rates of the baselines run here: {chosen}. Proven gaps of ours: {proven}.", ""]
-    if ends:
-        texts = ["–" if e is None else f"{e[0]:.2f} ({e[1]:.2f} to {e[2]:.2f})" for e in ends]
-        lines += [f"95 % intervals of personal models, site by site: {', '.join(texts)}.", ""]
+    lines += ["95 % intervals of ours, over a site's test rows:", ""]
+    lines += [f"| method | {' | '.join(sites)} |", "|---" * (len(sites) + 1) + "|"]
+    for name, own in ends.items():
+        texts = ["–" if e is None else f"{e[0]:.2f} to {e[1]:.2f}" for e in own]
+        lines.append(f"| {name} | {' | '.join(texts)} |")
+    lines.append("")
     if many:
         undefined = np.mean([np.isnan(one["average"]) for one in many], axis=0)
         named = [f"{s} in {u:.0%}" for s, u in zip(sites, undefined, strict=True) if u > 0]
@@ -206,13 +222,15 @@ def page(data, theirs, first, many, sites, rates):
 def main() -> None:
     """Run everything and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("results/flamby"))
-    parser.add_argument("--splits", type=int, default=20)
+    parser.add_argument("--out", type=Path, default=Path("runs/flamby"))
+    parser.add_argument("--splits", type=int, default=SPLITS)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--data", nargs="+", choices=list(LOAD), default=list(LOAD))
     given = parser.parse_args()
+    if given.splits < SPLITS or len(given.data) < len(LOAD):
+        check_small(given.out)
     start = time.time()
-    theirs = published(given.out)
+    theirs = published()
     lines = [Path(__file__).with_suffix(".md").read_text().rstrip(), ""]
     with ProcessPoolExecutor(given.processes, mp_context=get_context("spawn")) as pool:
         for data in given.data:
@@ -225,6 +243,7 @@ def main() -> None:
             sites = LOAD[data]().names
             lines += page(data, theirs[key], first, [one[0] for one in rest], sites, rates)
     lines.append(f"Made in {(time.time() - start) / 60:.1f} minutes, {given.processes} processes.")
+    given.out.mkdir(parents=True, exist_ok=True)
     (given.out / "README.md").write_text("\n".join(lines) + "\n")
 
 

@@ -53,8 +53,8 @@ def versions() -> dict[str, str]:
 
 
 def check_small(out: Path) -> None:
-    """Refuse to write a study of a few images into results/, which has full-size numbers."""
+    """Refuse to write a part of a study into results/, which has full-size numbers."""
     if "results" in out.resolve().parts:
         raise InputError(
-            "small-in-results", "--small never writes into results/: name another --out."
+            "small-in-results", "A part of a study never goes into results/: name another --out."
         )

@@ -17,6 +17,7 @@ from scaffpd.files import csv_text, write_file
 from scaffpd.numbers import measured, several, whole
 
 if TYPE_CHECKING:
+    from scaffpd.run.predict import Predictions
     from scaffpd.run.record import JoiningRecord, RunRecord, ScoreRow
 
 Columns = dict[str, Iterable[Any]]  # of a CSV file, by name
@@ -219,8 +220,8 @@ def predict(
         )
     columns: Columns = {
         "client": found.clients,
-        "predicted": found.predicted,
-        "probability": found.probability,
+        "risk" if found.survival else "predicted": found.predicted,
+        **_chances(found),
         **dict(zip((f"probability of {v}" for v in found.labels), found.shares.T, strict=False)),
     }
     for name in copied:
@@ -248,6 +249,14 @@ def predict(
     pair = promise(run)
     if pair is not None:
         typer.echo(f"The model was trained with {pair} for every record.")
+
+
+def _chances(found: Predictions) -> Columns:
+    """Return probabilities: of the predicted label, or to survive until a time."""
+    if found.survival is None:
+        return {"probability": found.probability}
+    until, chance = found.survival
+    return {} if math.isnan(until) else {f"probability to survive {until:g}": chance}
 
 
 def _show_scores(console: Console, by: str, rows: list[ScoreRow], labels: list[str]) -> None:

@@ -26,6 +26,7 @@ from scaffpd.data.tabular.encode import ClientRows, Target
 from scaffpd.data.tabular.formats import OpenTable, open_table
 from scaffpd.data.tabular.read import number, read_columns
 from scaffpd.errors import InputError, unknown
+from scaffpd.models.cox import COX
 from scaffpd.numbers import several
 from scaffpd.run.record import RunRecord, ScoreRow, is_run
 from scaffpd.run.scores import score_groups
@@ -56,6 +57,8 @@ class Predictions:
     # the target; `None` where a row has none, or the file has no such column
     truth: list[Answer | None] | None = field(repr=False)
     remarks: tuple[str, ...]  # what the model has not seen in training
+    # of times to an event: a time, NaN if none is known, and the chance to survive it
+    survival: tuple[float, Matrix] | None = field(default=None, repr=False)
 
     @property
     def probability(self) -> NDArray[np.float64]:
@@ -152,6 +155,11 @@ def predict(
         rows_of = f"{several(strangers, 'row')} of no client that was trained on"
         unsure.append(f"{rows_of}: predicted by the shared model.")
     predicted, shares = _answers(X, x, setup, whose, owners)
+    survival = None
+    if setup.model.get("loss") == COX:
+        truth = None  # times alone say nothing
+        written = file_of.stem if file_of.stem != "model" else None
+        survival = _survival(record, written, names, predicted)
     if "exposure" in setup.model:
         offset, usual = setup.model["exposure"]
         if offset in table.names:
@@ -161,7 +169,22 @@ def predict(
             unsure.append(f"No column {offset!r}: counts are for an exposure of {usual:g}.")
     cells = table.cells(copy) if copy else []
     copied = {name: own.to_pylist() for name, own in zip(copy, cells, strict=True)}
-    return Predictions(names, predicted, shares, copied, labels, truth, (*remarks, *unsure))
+    said = (*remarks, *unsure)
+    return Predictions(names, predicted, shares, copied, labels, truth, said, survival)
+
+
+def _survival(
+    record: RunRecord | None, model: str | None, clients: Sequence[str], risks: Sequence[Answer]
+) -> tuple[float, Matrix]:
+    """Return a time, and every row's chance to survive it by its client's own baseline."""
+    rows = {} if record is None else record.score_rows(model or record.main.name)
+    values = {name: row.values for name, row in rows.items() if row.values.get("hazard")}
+    if not values:
+        return math.nan, np.full(len(risks), np.nan)
+    hazard = np.array([(values.get(name) or {}).get("hazard") or np.nan for name in clients])
+    with np.errstate(over="ignore"):
+        chance = np.exp(-hazard * np.exp(np.array(risks, dtype=np.float64)))
+    return next(iter(values.values()))["horizon"] or 0.0, chance
 
 
 def promise(run: Path) -> str | None:

@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 
 import scaffpd
+from scaffpd.data.tabular.settings import SURVIVAL
 from scaffpd.files import csv_text
 from scaffpd.machine import environment
 from scaffpd.models import Linear, Personal
@@ -87,7 +88,7 @@ def record(
         bins=scored.bins if scored else [],
         curves=scored.curves if scored else [],
         coefficients=scored.coefficients if scored else [],
-        effects=_effects(effects) if effects else [],
+        effects=_effects(effects, prepared.task == SURVIVAL) if effects else [],
         between_share=effects.share if effects else None,
         settings=_settings(prepared),
         config=config,
@@ -97,9 +98,14 @@ def record(
     )
 
 
-def _effects(found: CoefficientTable) -> list[CoefficientRow]:
+def _effects(found: CoefficientTable, survival: bool) -> list[CoefficientRow]:
+    ratios = {"ratio": "estimate", "ratio_low": "low", "ratio_high": "high"} if survival else {}
     return [
-        CoefficientRow(column=str(row["column"]), values={k: float(row[k]) for k in FIELDS})
+        CoefficientRow(
+            column=str(row["column"]),
+            values={name: float(row[name]) for name in FIELDS}
+            | {new: float(np.exp(min(float(row[old]), 700))) for new, old in ratios.items()},
+        )
         for row in found.table()
     ]
 

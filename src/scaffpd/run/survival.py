@@ -57,7 +57,7 @@ def _row(model: str, group: str, rows: int, values: Mapping[str, float]) -> Scor
 def _mean(found: Sequence[Mapping[str, float]], sizes: Sequence[int]) -> dict[str, float]:
     """Return means over rows; of concordances, over clients."""
     names = dict.fromkeys(
-        name for one in found for name in one if not name.endswith(("low", "high"))
+        name for one in found for name in one if not name.endswith(("low", "high", "hazard"))
     )
     means = {}
     for name in names:
@@ -93,6 +93,9 @@ class _Fitted:
         if ends is not None:
             names = ("concordance", "concordance_low", "concordance_high")
             found |= dict(zip(names, ends, strict=True))
+        if np.isfinite(horizon):  # and the hazard until then where Xx = 0
+            size = float(np.exp(np.clip(-self.centre @ self.x, -700, 700)))
+            found |= {"horizon": horizon, "hazard": float(self.baseline(horizon)) * size}
         if self.model.entry or not len(self.baseline.times):
             return found
         until = min(y[:, 0].max(), self.y[:, 0].max())

@@ -122,7 +122,8 @@ def _begun(time: DataColumn, entry: DataColumn) -> Matrix:
         raise InputError(
             "entry-after-time",
             f"Column {entry.name!r} has the entry {begin[row]:g} for the time "
-            f"{time.values[row]:g}: entries are from zero on, and before the time.",
+            f"{time.values[row]:g}, in row {row + 1} of those that have both: entries are from "
+            "zero on, and before the time.",
         )
     return begin
 

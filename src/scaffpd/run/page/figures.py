@@ -377,6 +377,7 @@ def coefficients(run: RunRecord) -> Figure | None:
             low, high = (short(row.values[f"personal_{end}"]) for end in ("low", "high"))
             ranges.append({"client": client, "low": low, "high": high})
     unit = "log-odds" if run.upwards else "the target"
+    unit = "the logarithm of the hazard" if run.measure == "concordance" else unit
     y = vega.named(called, labelLimit={"expr": "clamp(width / 2, 120, 260)"})
     x = vega.across("value", f"what one deviation adds to {unit}", LOOSE, grid=True)
     ends: Spec = {"y": y, "x": {**x, "field": "low"}, "x2": {"field": "high"}}

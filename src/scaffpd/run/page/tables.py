@@ -195,16 +195,24 @@ def joining_table(run: RunRecord, found: JoiningRecord) -> ScoreTable:
 def effect_table(run: RunRecord) -> ScoreTable | None:
     """Make a row for every coefficient, those that are the clearest first."""
     rows = []
+    ratios = run.measure == "concordance"
     for one in sorted(run.effects, key=_clarity):
-        estimate, _, low, high, between = one.values.values()
+        ends = ("ratio", "ratio_low", "ratio_high") if ratios else ("estimate", "low", "high")
+        estimate, low, high = (one.values[name] for name in ends)
+        between = one.values["between"]
         cells = [
             Cell(estimate, plain(estimate)),
             Cell(low, f"{plain(low)} to {plain(high)}"),
             Cell(between, plain(between) if between else "shared"),
         ]
         rows.append(((one.column,), cells))
-    heads = ["coefficient", "95 % interval", f"deviation between {plural(run.word)}"]
-    return ScoreTable("What every column adds", ("column",), heads, rows) if rows else None
+    of = f"between {plural(run.word)}"
+    heads = ["coefficient", "95 % interval", f"deviation {of}"]
+    heading = "What every column adds"
+    if ratios:
+        heads = ["hazard ratio", "95 % interval", f"deviation of its logarithm {of}"]
+        heading = "What one unit more of a column multiplies the hazard by"
+    return ScoreTable(heading, ("column",), heads, rows) if rows else None
 
 
 def _clarity(one: CoefficientRow) -> float:
@@ -238,6 +246,9 @@ def score_tables(run: RunRecord) -> list[ScoreTable]:
     rows = [row for name in shown_scores(run) for row in run.scores if row.model == name]
     shown = [name for name in COLUMNS if any(row.values.get(name) is not None for row in rows)]
     heads = ["rows", *(head(run.labels, name) for name in shown)]
+    until = next((f" by {plain(h)}" for row in rows if (h := row.values.get("horizon"))), "")
+    if until:
+        heads = [f"{name}{until}" if name in ("expected", "true") else name for name in heads]
     found = []
     for by in ("", *dict.fromkeys(row.by for row in rows)):
         first = run.word if by == "client" else by
