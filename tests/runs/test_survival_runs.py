@@ -11,6 +11,7 @@ import pytest
 from cases.commands import ran, refusal
 from scaffpd.models.baseline import breslow, brier, kaplan_meier, log_rank
 from scaffpd.run.page.figures import figures
+from scaffpd.run.page.tables import score_tables
 from scaffpd.run.predict import predict
 from scaffpd.run.record import EVERYONE, RunRecord
 from scaffpd.study.concordance import interval
@@ -68,6 +69,15 @@ def test_a_table_becomes_models_scores_and_curves(place, capsys):
     found = predict(place / "run", place / "patients.csv")
     age = np.array([float(row[3]) for row in patients()])
     assert np.corrcoef(found.predicted, age)[0, 1] > 0.5
+    until, chance = predict(place / "run" / "average.safetensors", place / "patients.csv").survival
+    y = np.array([row[1:3] for row in patients()], dtype=float)
+    assert chance.mean() == pytest.approx(float(kaplan_meier(y)(until)), abs=0.1)
+    ran("predict run patients.csv --model average", capsys)
+    head = (place / "predictions.csv").read_text().splitlines()[0]
+    assert head == f"client,risk,probability to survive {until:g}"
+    assert effects["age"]["ratio"] == pytest.approx(np.exp(effects["age"]["estimate"]))
+    assert "hazard" in drawn["coefficients"].caption
+    assert f"expected by {until:g}" in score_tables(run)[0].heads
 
 
 def test_where_columns_predict_no_time_the_model_written_is_the_constant(place, capsys):

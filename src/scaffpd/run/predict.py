@@ -177,7 +177,9 @@ def _survival(
     record: RunRecord | None, model: str | None, clients: Sequence[str], risks: Sequence[Answer]
 ) -> tuple[float, Matrix]:
     """Return a time, and every row's chance to survive it by its client's own baseline."""
-    rows = {} if record is None else record.score_rows(model or record.main.name)
+    if model is None and record is not None:
+        model = record.joining.recommendation if record.joining else record.main.name
+    rows = {} if record is None or model is None else record.score_rows(model)
     values = {name: row.values for name, row in rows.items() if row.values.get("hazard")}
     if not values:
         return math.nan, np.full(len(risks), np.nan)

@@ -246,7 +246,7 @@ def score_tables(run: RunRecord) -> list[ScoreTable]:
     rows = [row for name in shown_scores(run) for row in run.scores if row.model == name]
     shown = [name for name in COLUMNS if any(row.values.get(name) is not None for row in rows)]
     heads = ["rows", *(head(run.labels, name) for name in shown)]
-    until = next((f" by {plain(h)}" for row in rows if (h := row.values.get("horizon"))), "")
+    until = next((f" by {h:g}" for row in rows if (h := row.values.get("horizon"))), "")
     if until:
         heads = [f"{name}{until}" if name in ("expected", "true") else name for name in heads]
     found = []
