@@ -289,10 +289,6 @@ class ReplicaSums:
         self.allows_reweighting = most_weightings(n, colluding) > 1
         self._last = Places.usual(1, n)
 
-    def shown(self, question: Question, reply: Reply) -> Reply:
-        """Return the reply: its numbers were exchanged."""
-        return reply
-
     def sum(self, part: str, vectors: Vectors, asked: ClientSelection, weights: Vector) -> Tensor:
         """Return Σ_i w_i v_i over all silos; one that was not asked adds zero."""
         w: Vector | None = None

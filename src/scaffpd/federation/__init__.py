@@ -311,7 +311,7 @@ class Federation:
         Without `accuracy` it is NaN: silos reveal few of them.
         """
         question = Scores(self.point(x), split, accuracy)
-        reply = self.sums.shown(question, self.channel.ask(question, self._everyone.chosen))
+        reply = self.channel.ask(question, self._everyone.chosen)
         loss, right, count = (
             self._everyone.scattered(reply.numbers[name]()) for name in question.scalars
         )
@@ -352,7 +352,7 @@ class Federation:
         self.count(
             exchanges=alone and (up > 0 or not hides), up=up * n, down=down + question.down(d) * n
         )
-        return self.sums.shown(question, self.channel.ask(question, asked.chosen))
+        return self.channel.ask(question, asked.chosen)
 
     def count(self, *, exchanges: int = 0, up: int = 0, down: int = 0) -> None:
         """Add to the traffic, in numbers of the format of x."""

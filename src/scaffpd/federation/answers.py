@@ -44,9 +44,6 @@ class Summer(Protocol):
     allows_projections: bool
     allows_reweighting: bool
 
-    def shown(self, question: Question, reply: Reply) -> Reply:
-        """Return what clients reveal of their numbers."""
-
     def sum(self, part: str, vectors: Vectors, asked: ClientSelection, weights: Vector) -> Tensor:
         """Return Σ_i w_i v_i over the clients that were asked; `part` names the summed vectors."""
 
@@ -60,10 +57,6 @@ class PlainSums:
     hides_vectors = False
     allows_projections = True
     allows_reweighting = True
-
-    def shown(self, question: Question, reply: Reply) -> Reply:
-        """Return the whole reply."""
-        return reply
 
     def sum(self, part: str, vectors: Vectors, asked: ClientSelection, weights: Vector) -> Tensor:
         """Return the sum by one matrix product, without single vectors if clients are here."""

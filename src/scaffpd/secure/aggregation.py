@@ -20,7 +20,7 @@ from scaffpd.errors import InputError
 from scaffpd.federation import Federation, Vector
 from scaffpd.federation.own_weights import LEAST
 from scaffpd.federation.plans import ClientSelection
-from scaffpd.federation.questions import Question, Reply, Vectors
+from scaffpd.federation.questions import Vectors
 from scaffpd.secure import SHARE
 from scaffpd.secure.ring import Places, Ring, add
 
@@ -96,10 +96,6 @@ class RingSums:
     record: Totals | None = None
     hides_vectors: bool = field(default=True, init=False)
     _last: Places | None = field(default=None, init=False)
-
-    def shown(self, question: Question, reply: Reply) -> Reply:
-        """Return the reply: numbers leave their clients as they are."""
-        return reply
 
     def sum(self, part: str, vectors: Vectors, asked: ClientSelection, weights: Vector) -> Tensor:
         """Return Σ_i w_i v_i."""
