@@ -43,6 +43,20 @@ def test_two_options_are_enough(here, capsys):
     assert "should 3 clients predict “ill” together, or alone?" in page
 
 
+@pytest.mark.parametrize("width", ["80", "100"])
+@pytest.mark.parametrize("splits", [0, 1])
+def test_a_run_of_many_clients_fits_on_one_screen(here, capsys, monkeypatch, width, splits):
+    monkeypatch.setenv("COLUMNS", width)
+    rows = patients(1200).replace("North", "N").splitlines()
+    text = "\n".join(
+        [rows[0], *(f"site {k % 60}{row[row.index(',') :]}" for k, row in enumerate(rows[1:]))]
+    )
+    (here / "many.csv").write_text(text + "\n")
+    found = ran(f"train many.csv --client hospital --target ill --splits {splits}", capsys)
+    assert len(found.out.splitlines()) <= 25
+    assert " of 60; all are in " in found.out
+
+
 def test_the_same_command_finds_its_run_and_another_one_its_own_folder(here, capsys):
     ran(QUICK, capsys)
     assert "Report: runs/patients/report.html\n" in ran(QUICK, capsys).out

@@ -16,7 +16,7 @@ from scaffpd.files import make_folder, write_file
 
 AIR = (
     "Twelve stations in Beijing predict a day's fine dust from its weather. Four are new and have "
-    "forty days. They train alone or together, and are tested on the following year."
+    "thirty days. They train alone or together, and are tested on the following year."
 )
 
 

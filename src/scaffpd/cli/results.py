@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from scaffpd.cli.screens import print_table, say, section
+from scaffpd.cli.screens import LINES, MOST, print_table, say, section
 from scaffpd.cli.typer_ext import AsJson, listed, print_json
 from scaffpd.errors import InputError, unknown
 from scaffpd.files import csv_text, write_file
@@ -64,20 +64,26 @@ def show(folder: Path) -> None:
     console = Console(highlight=False)
     run = opened([folder])
     first, *others = verdict(run)
-    section(console, first, *others)
-    console.print()
+    with console.capture() as above:
+        section(console, first, *others)
+        console.print()
+    with console.capture() as below:
+        say(console, *cautions(run))
+        if run.privacy is not None:
+            say(console, promise(run.privacy))
+        if run.path:
+            _show_points(console, run)
+            say(console, f"{len(run.models)} models in {run.path.rounds} rounds.")
+        else:
+            say(console, f"{QUESTIONS['sure']} {sure(run)}")
+    console.out(above.get(), end="")
+    # heads, the caption, and where the page is
+    most = min(MOST, LINES - 6 - above.get().count("\n") - below.get().count("\n"))
     if run.joining is not None:
-        _show_joining(console, run, run.joining)
+        _show_joining(console, run, run.joining, most - 2)
     else:
-        _show_clients(console, run)
-    say(console, *cautions(run))
-    if run.privacy is not None:
-        say(console, promise(run.privacy))
-    if run.path:
-        _show_points(console, run)
-        say(console, f"{len(run.models)} models in {run.path.rounds} rounds.")
-    else:
-        say(console, f"{QUESTIONS['sure']} {sure(run)}")
+        _show_clients(console, run, most)
+    console.out(below.get(), end="")
 
 
 def _show_points(console: Console, run: RunRecord) -> None:
@@ -92,7 +98,7 @@ def _show_points(console: Console, run: RunRecord) -> None:
     print_table(console, ("point", "mean", "worst 20 %", "worst", "rounds", "certified gap"), rows)
 
 
-def _show_clients(console: Console, run: RunRecord) -> None:
+def _show_clients(console: Console, run: RunRecord, most: int) -> None:
     """Print a row per client, the one that gains most first."""
     from scaffpd.run.page.tables import client_lines, shown_models
 
@@ -116,10 +122,10 @@ def _show_clients(console: Console, run: RunRecord) -> None:
         count = f"{line.score.train_rows}, {line.score.test_rows}"
         rows.append((-run.sign * better, [name, count, *cells, weight]))
     rows.sort(key=lambda row: row[0])
-    print_table(console, [*heads, "weight λ"], [row for _, row in rows], "clients.csv")
+    print_table(console, [*heads, "weight λ"], [row for _, row in rows], "clients.csv", most)
 
 
-def _show_joining(console: Console, run: RunRecord, found: JoiningRecord) -> None:
+def _show_joining(console: Console, run: RunRecord, found: JoiningRecord, most: int) -> None:
     """Print how every model serves every client, and what joining changes."""
     from scaffpd.run.page.tables import joining_table
 
@@ -127,7 +133,7 @@ def _show_joining(console: Console, run: RunRecord, found: JoiningRecord) -> Non
     say(console, table.heading)
     heads = [*table.names, *(head.replace(" over", "\nover") for head in table.heads)]
     rows = [[*names, *(cell.text for cell in cells)] for names, cells in table.rows]
-    print_table(console, heads, rows, "joining.csv")
+    print_table(console, heads, rows, "joining.csv", most)
 
 
 def report(

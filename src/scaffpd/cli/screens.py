@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, Self
 
 from rich import box, progress
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from scaffpd.training.loop import RoundInfo
 
 WIDEST = 100  # columns: longer lines of prose are hard to read
+LINES = 25  # of a run's result
 MOST = 12  # rows of a table whose others are in a file
 PAUSE = 10.0  # seconds between two plain lines
 
@@ -64,6 +66,7 @@ def print_table(
     heads: Sequence[str],
     rows: Sequence[Sequence[Text | str]],
     file: str = "",
+    most: int = MOST,
 ) -> None:
     """Print a table without walls: names on the left, numbers flush right.
 
@@ -77,9 +80,10 @@ def print_table(
         width = max(map(len, name.splitlines()), default=0)
         table.add_column(name, justify="right", no_wrap=True, min_width=width)
     shown = rows
-    if file and len(rows) > MOST:
-        table.caption = f"the first and last {MOST // 2} of {len(rows)}; all are in {file}"
-        shown = [*rows[: MOST // 2], *rows[-MOST // 2 :]]
+    if file and len(rows) > most:
+        half = max(most // 2, 1)
+        table.caption = f"the first and last {half} of {len(rows)}; all are in {file}"
+        shown = [*rows[:half], *rows[-half:]]
     for row in shown:
         table.add_row(printable(str(row[0])), *row[1:])
     console.print(table)
@@ -105,15 +109,27 @@ class RoundsScreen:
             *columns, console=self.console, transient=True, disable=not live
         )
         self.pause = pause
+        self.over = Event()
+        self.done = 0.0
+        self.began = time.monotonic()
         self.last = ""  # what was shown last
         self.said = time.monotonic()
 
     def __enter__(self) -> Self:
         self.bar.start()
+        if self.bar.disable and not self.console.quiet and self.pause:
+            Thread(target=self._ticking, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.over.set()
         self.bar.stop()
+
+    def _ticking(self) -> None:
+        """Say what is under way in a long phase that says nothing itself."""
+        while not self.over.wait(self.pause / 4):
+            if self.last and time.monotonic() - self.said >= self.pause:
+                self._tell()
 
     def say(self, sentence: str) -> None:
         """Print a sentence above the changing line."""
@@ -129,11 +145,14 @@ class RoundsScreen:
                 self.bar.remove_task(task)
             tasks = [self.bar.add_task(text, total=None)]
         self.bar.update(tasks[0], description=text, completed=done, total=1.0 if done else None)
-        self.last = text
+        self.last, self.done = text, done
         if self.bar.disable and time.monotonic() - self.said >= self.pause:
-            spent = time.monotonic() - self.began
-            left = f", about {seconds(spent / done - spent)} left" if 0 < done < 1 else ""
-            self.say(f"{text}{left}")
+            self._tell()
+
+    def _tell(self) -> None:
+        spent = time.monotonic() - self.began
+        left = f", about {seconds(spent / self.done - spent)} left" if 0 < self.done < 1 else ""
+        self.say(f"{self.last}{left}")
 
     def begin(self, model: str, names: Sequence[str], rounds: int, tol: float | None) -> None:
         """Start with a model that is about to be trained."""

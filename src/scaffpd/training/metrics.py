@@ -22,6 +22,7 @@ from scaffpd.federation import ClientScores, Vector
 
 CONFIDENCE = 0.95
 NEGLIGIBLE = 5e-4
+SMALL = 0.25  # a share that an interval around zero may reach and still say something
 YES = "yes"
 NO = "no"
 NOISE = "within noise"
@@ -218,26 +219,29 @@ class RelativeGain(NamedTuple):
         return YES if self.value > 0 else NO
 
     def than(self, other: str) -> str:
-        """Say it, as in "12 % lower than alone"; what is within noise is called no different."""
+        """Say it, as in "12 % lower than alone", or that nothing is clear."""
         if self.pays == NOISE:
-            return f"no different from {other}"
+            return f"{'about the same as' if self.narrow else 'not clearly different from'} {other}"
         return f"{_percent(self.value)} {'lower' if self.value > 0 else 'higher'} than {other}"
 
     @property
     def words(self) -> str:
         """The same without the other."""
-        return self.than("").removesuffix(" from ").removesuffix(" than ")
+        return self.than("").rstrip().rsplit(" ", 1)[0]
+
+    @property
+    def narrow(self) -> bool:
+        """Return whether the interval shows that a difference, if there is one, is small."""
+        return max(-self.low, self.high) <= SMALL
 
     @property
     def range(self) -> str:
-        """The interval, such as "95 % interval 8 to 15 %"."""
+        """The interval, such as "95 % interval 8 to 15 %"; around zero, how far it reaches."""
         if not math.isfinite(self.high - self.low):
             return "too few rows for an interval"
-        if self.low < 0 < self.high or self.pays == NOISE:
-            ends = [
-                f"{_percent(v)} {'lower' if v > 0 else 'higher'}" for v in (self.low, self.high)
-            ]
-            return f"95 % interval {ends[0]} to {ends[1]}"
+        if self.pays == NOISE:
+            reach = _percent(max(-self.low, self.high))
+            return f"95 % interval up to {reach} either way" if self.narrow else "too few rows"
         low, high = sorted((self.low, self.high), key=abs)
         return f"95 % interval {_percent(low).removesuffix(' %')} to {_percent(high)}"
 
