@@ -65,7 +65,7 @@ def show(folder: Path) -> None:
     run = opened([folder])
     first, *others = verdict(run)
     with console.capture() as above:
-        section(console, first, *others)
+        section(console, first, *others[:2])  # the page has all
         console.print()
     with console.capture() as below:
         say(console, *cautions(run))
@@ -78,7 +78,7 @@ def show(folder: Path) -> None:
             say(console, f"{QUESTIONS['sure']} {sure(run)}")
     console.out(above.get(), end="")
     # heads, the caption, and where the page is
-    most = min(MOST, LINES - 6 - above.get().count("\n") - below.get().count("\n"))
+    most = max(6, min(MOST, LINES - 6 - above.get().count("\n") - below.get().count("\n")))
     if run.joining is not None:
         _show_joining(console, run, run.joining, most - 2)
     else:

@@ -1,8 +1,8 @@
 """A study on real data: twelve air-quality stations, four of them new, with and without the others.
 
 Beijing's stations predict the fine dust of a day from its weather, tested on the following year.
-Four of them are new and have thirty days. They train alone, with one average or fair model, and with
-personal models; a week of the test year counts as one observation.
+Four of them are new and have thirty days. They train alone, with one average or fair model, and
+with personal models; a week of the test year counts as one observation.
 """
 
 from __future__ import annotations

@@ -330,6 +330,8 @@ class RunRecord(RecordPart):
     word: str = "client"  # what a client is called
     clients: list[str]
     models: list[ModelRecord] = Field(min_length=1)
+    verdict: list[str] = []  # sentences of the run's own; else they are made from the numbers
+    answers: dict[str, str] = {}  # likewise, to the questions of `run.page.verdict`
     remarks: list[str] = []
     cautions: list[str] = []
     path: PathRecord | None = None

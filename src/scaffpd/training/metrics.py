@@ -22,7 +22,7 @@ from scaffpd.federation import ClientScores, Vector
 
 CONFIDENCE = 0.95
 NEGLIGIBLE = 5e-4
-SMALL = 0.25  # a share that an interval around zero may reach and still say something
+SMALL = 0.1, 0.5  # a difference that hardly matters; one about which an interval says nothing
 YES = "yes"
 NO = "no"
 NOISE = "within noise"
@@ -232,7 +232,7 @@ class RelativeGain(NamedTuple):
     @property
     def narrow(self) -> bool:
         """Return whether the interval shows that a difference, if there is one, is small."""
-        return max(-self.low, self.high) <= SMALL
+        return max(-self.low, self.high) <= SMALL[0]
 
     @property
     def range(self) -> str:
@@ -240,8 +240,9 @@ class RelativeGain(NamedTuple):
         if not math.isfinite(self.high - self.low):
             return "too few rows for an interval"
         if self.pays == NOISE:
-            reach = _percent(max(-self.low, self.high))
-            return f"95 % interval up to {reach} either way" if self.narrow else "too few rows"
+            reach = max(-self.low, self.high)
+            said = f"95 % interval up to {_percent(reach)} either way"
+            return said if reach <= SMALL[1] else "too few rows"
         low, high = sorted((self.low, self.high), key=abs)
         return f"95 % interval {_percent(low).removesuffix(' %')} to {_percent(high)}"
 

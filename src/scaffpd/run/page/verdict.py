@@ -39,6 +39,8 @@ SENT = (
 
 def verdict(run: RunRecord) -> list[str]:
     """State the result: the recommendation first, then what it rests on."""
+    if run.verdict:
+        return run.verdict
     if run.joining is not None:
         return [run.joining.sentence, *run.joining.details]
     return one_for_all(run)
@@ -105,6 +107,7 @@ def answers(run: RunRecord) -> dict[str, str]:
         rest = f"; for the other {quiet} it is within noise" if quiet else ""
         found["who"] = f"{_some(paying[YES])}, clearly{rest}." if paying[YES] else "Nobody clearly."
         found["cost"] = f"{_some(paying[NO])}, clearly." if paying[NO] else "Nobody clearly."
+    found |= run.answers
     return {question: found[name] for name, question in QUESTIONS.items() if found.get(name)}
 
 
