@@ -68,6 +68,33 @@ def test_commands_names_and_links_exist(page):
             assert (page.parent / target).exists(), f"{named(page)} links to {target}"
 
 
+MEASURED = sorted(
+    page
+    for folder in ("docs", "benchmarks", "results")
+    for page in (ROOT / folder).rglob("*.md")
+    if any(
+        len(re.findall(r"\|\s*[\d.,]+\d[^|\n]*", table)) >= 6
+        for table in re.findall(r"(?:^\|.*\n?)+", page.read_text(encoding="utf-8"), re.MULTILINE)
+    )
+)
+
+
+@pytest.mark.parametrize("page", MEASURED, ids=named)
+def test_tables_of_numbers_name_the_command_that_made_them(page):
+    """A program in the repository, or a command of 0.1, which is named with its version."""
+    text = page.read_text(encoding="utf-8")
+    programs = re.findall(r"(?:(?:benchmarks|experiments|docs|tests)/[\w/]+\.py)", text)
+    programs += [
+        name.replace(".", "/") for name in re.findall(r"python -m (experiments[\w.]*\w)", text)
+    ]
+    there = [
+        any((ROOT / place).exists() for place in (name, f"{name}.py", f"{name}/__main__.py"))
+        for name in programs
+    ]
+    old = "`scaffpd reproduce" in text and "scaffpd 0.1.0" in text
+    assert any(there) or old, f"{named(page)} has numbers and no command that exists"
+
+
 def test_a_command_that_does_not_exist_is_noticed():
     for line in ("scaffpd deno", "scaffpd compare digits --seed-s 3", "scaffpd deploy locale"):
         with pytest.raises(Exception, match=r".+"):
