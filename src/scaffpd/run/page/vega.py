@@ -204,7 +204,7 @@ def across(field: str, title: str, scale: Spec | None = None, **axis: Value) -> 
 def named(clients: Sequence[str], **axis: Value) -> Spec:
     """Make a vertical channel with one row per client, in this order."""
     look: Spec = {
-        "labelLimit": {"expr": "clamp(width / 3, 90, 220)"},
+        "labelLimit": {"expr": "clamp(width / 3, 150, 220)"},
         "grid": True,
         "gridDash": [1, 3],
         "labelFontSize": 13,
