@@ -65,7 +65,8 @@ def show(folder: Path) -> None:
     run = opened([folder])
     first, *others = verdict(run)
     with console.capture() as above:
-        section(console, first, *others[:2])  # the page has all
+        # the page has all
+        section(console, first, *(others if len(run.clients) <= MOST else others[:2]))
         console.print()
     with console.capture() as below:
         say(console, *cautions(run))
