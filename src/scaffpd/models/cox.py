@@ -81,8 +81,8 @@ def refuse_noise() -> NoReturn:
     raise InputError(
         "private-cox",
         "Cox's likelihood has no gradient of a single record to clip: every record is in the risk "
-        'sets of others. Cut time into periods, and train Private(Linear("logistic")) on a row for '
-        "every person and period.",
+        "sets of others. Cut time into periods in Python (scaffpd.data.person_periods), and train "
+        'Private(Linear("logistic")) on a row for every person and period.',
     )
 
 
