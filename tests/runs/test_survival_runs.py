@@ -12,6 +12,7 @@ from cases.commands import ran, refusal
 from scaffpd.models.baseline import breslow, brier, kaplan_meier, log_rank
 from scaffpd.run.page.figures import figures
 from scaffpd.run.page.tables import score_tables
+from scaffpd.run.page.verdict import cautions
 from scaffpd.run.predict import predict
 from scaffpd.run.record import EVERYONE, RunRecord
 from scaffpd.study.concordance import interval
@@ -95,6 +96,14 @@ def test_where_columns_predict_no_time_the_model_written_is_the_constant(place, 
     }
     assert risks["model"] == risks["constant"] == 0
     assert risks["alone"] > 0
+
+
+def test_clients_without_a_comparable_pair_are_named(place, capsys):
+    rows = patients(120)
+    write([row if row[0] != "West" else (row[0], row[1], 0, *row[3:]) for row in rows])
+    ran(f"{LINE} --no-report --out run", capsys)
+    (said,) = [one for one in cautions(RunRecord.read(place / "run")) if "compared" in one]
+    assert "rows of West can" in said
 
 
 def test_files_spell_events_in_many_ways(place, capsys):

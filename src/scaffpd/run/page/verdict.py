@@ -192,6 +192,14 @@ def cautions(run: RunRecord) -> list[str]:
         found.append(
             f"† Fewer than {FEW} test rows ({few} of {several(len(scores), run.word)}): uncertain."
         )
+    if run.measure == "concordance":
+        rows = run.score_rows(run.main.name)
+        none = [c for c in run.clients if c in rows and "concordance" not in rows[c].values]
+        if none:
+            found.append(
+                f"No two test rows of {', '.join(none)} can be compared: shown there is the mean "
+                "of the others."
+            )
     if run.privacy is not None:
         found += [SEEDED] if run.privacy.seeded else []
         found.append(NOT_COVERED if run.privacy.scored else SENT)
