@@ -92,7 +92,7 @@ def test_terminal_json_and_page_say_the_same(run, capsys):
     for one in RunRecord.read(folder).joining.details:
         assert one in shown
         assert one in page
-    assert "joining.png" in report.pictures(RunRecord.read(folder), "png", "joining")
+    assert "joining.png" in report.pictures(RunRecord.read(folder), "png")
 
 
 def test_splits_give_intervals_over_splits(run, tmp_path, capsys):
