@@ -46,6 +46,19 @@ def _hospitals(silos: int) -> tuple[list[str], dict[str, bytes]]:
         return [*places], {file.relative_to(folder).as_posix(): file.read_bytes() for file in files}
 
 
+RANGES = {
+    'age = "number"': "age = [20, 90]",
+    'sex = "number"': "sex = [0, 1]",
+    'trestbps = "number"': "trestbps = [80, 200]",
+    'chol = "number"': "chol = [0, 600]",
+    'fbs = "number"': "fbs = [0, 1]",
+    'thalach = "number"': "thalach = [60, 210]",
+    'exang = "number"': "exang = [0, 1]",
+    'oldpeak = "number"': "oldpeak = [-3, 7]",
+    'ca = "number"': "ca = [0, 3]",
+}
+
+
 def federation(folder: Path, silos: int = 4, replacing=(), more: str = "", granted: bool = True):
     """The hospitals' files; texts of federation.toml replaced, and more of it appended.
 

@@ -11,6 +11,7 @@ from cases.silos import (
     MODEL,
     OBJECTIVE,
     QUICK,
+    RANGES,
     ROUGH,
     Faulty,
     Killed,
@@ -184,6 +185,23 @@ def test_a_coordinator_that_is_killed_twice_goes_on(tmp_path):
         assert DeployedRun(FederationFile.read(path).folder).rounds() == rounds
     assert coordinate(path, transport).status == "round limit"
     np.testing.assert_array_equal(model_of(path), wanted)
+    models_of(path, places)
+
+
+def test_noise_allows_for_three_stops(tmp_path):
+    """Repeated rounds are charged again, and ε has room for them."""
+    method = RANGES | {
+        "[objective]": '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 2\n[objective]',
+        "[training]\nrounds = 500\ntol = 1e-6": "[privacy]\nepsilon = 4.0\n[training]\nrounds = 8",
+    }
+    path, places = federation(tmp_path, replacing=method)
+    transport = Faulty(places, {30: [("crash",)], 62: [("crash",)], 94: [("crash",)]})
+    for _ in range(3):
+        with pytest.raises(Killed):
+            coordinate(path, transport)
+    outcome = coordinate(path, transport)
+    assert outcome.status == "round limit"
+    assert 0 < outcome.privacy["epsilon"] <= 4.0
     models_of(path, places)
 
 

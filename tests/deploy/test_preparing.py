@@ -188,7 +188,7 @@ def test_with_noise_silos_pay_for_their_counts_once(tmp_path):
     assert outcome.privacy["epsilon"] <= 8
     whole = least_noise(8.0, 1e-5) ** -2
     assert 2 / noise["counts"] ** 2 == pytest.approx(0.1 * whole, rel=1e-6)
-    planned = file.method.releases(file.rounds + 2)
+    planned = file.method.releases(2 * file.rounds)
     rest = planned.gradients / noise["noise"] ** 2 + planned.losses / noise["loss_noise"] ** 2
     assert 2 / noise["counts"] ** 2 + rest == pytest.approx(whole, rel=1e-6)
     assert any("how many rows, with noise" in line for line in leaves(file))

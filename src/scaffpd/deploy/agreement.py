@@ -40,7 +40,9 @@ from scaffpd.secure.aggregation import colluding_of, most_weightings, share_of
 from scaffpd.secure.keys import Card
 from scaffpd.secure.ring import BYTES
 
-SPARE = 2  # further rounds that the noise allows for: a round that is repeated after a restart
+# Further rounds that the noise allows for, enough for three stops. A stop may cost almost three:
+# the round under way, the one before where a silo lacks its state, and what a method asks first.
+SPARE = 8
 SAFE = 5  # honest silos from which on the sums of a point leave single losses open
 EPSILON = 1e-9  # of a share
 LARGEST = 2**26  # bytes of all posts of an exchange; a network of 10⁶ parameters at four silos
@@ -246,7 +248,7 @@ def _noise(terms: FederationTerms) -> Json:
         about["radius"] = math.sqrt(columns + steps + 1)  # and the intercept
     budget = about["epsilon"], about["delta"]
     before = spent_on_counts(*budget) if terms.curved else 0.0
-    rounds = terms.rounds + SPARE
+    rounds = terms.rounds + min(SPARE, terms.rounds)
     solved = Private.solved(Linear(), budget[0], terms.method, rounds, budget[1], before=before)
     made = {**about, "noise": solved.noise, "loss_noise": solved.loss_noise}
     if terms.curved:

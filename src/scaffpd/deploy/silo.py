@@ -273,7 +273,13 @@ class Silo:
 
 def _public(error: InputError) -> bool:
     """Return whether a sentence is about what everybody sees."""
-    known = ("too-many-weightings", "share-too-large", "rows-changed", "model-too-large")
+    known = (
+        "model-too-large",
+        "privacy-budget",  # the account counts releases, which are public
+        "rows-changed",
+        "share-too-large",
+        "too-many-weightings",
+    )
     return isinstance(error, Tampered | ClippedSum) or error.code in known
 
 
