@@ -533,3 +533,32 @@ def test_a_client_with_a_single_row_is_compared_as_well():
     assert found.rows == ((20, 200), (1, 200), (20, 200), (20, 200))
     assert np.isfinite(found.loss).all()
     assert found.gain("personal", of=lambda _: np.eye(4)[1]).pays == "yes"
+
+
+def test_clients_whose_losses_are_unknown_change_nothing():
+    """Neither means nor intervals know of a client of NaN; of all splits neither."""
+    random = np.random.default_rng(3)
+
+    def drawn(more):
+        splits = []
+        for seed in range(3):
+            own = np.random.default_rng(seed)
+            rows = [own.gamma(3.0, size=(2, 8)) for _ in range(5)]
+            splits.append(HeldOutMoments.of([*rows, *more]))
+        return [splits[0], SplitTables(splits, 0.25)]
+
+    weights = random.random(6)
+    given = (
+        every,
+        worst_fifth,
+        lambda L: weights[: len(L)] * ~np.isnan(L) / weights[:5].sum(),
+    )
+    for one, other in zip(drawn([]), drawn([np.full((2, 1), np.nan)]), strict=True):
+        for of in given:
+            assert one.level(0, of) == pytest.approx(other.level(0, of), rel=1e-12)
+            pair = [parts.difference(0, 1, of) for parts in (one, other)]
+            np.testing.assert_allclose(*pair, rtol=1e-10)
+        *known, unknown = other.each(0, 1)
+        assert known == one.each(0, 1)
+        assert RelativeGain.of(unknown).pays == "within noise"
+        assert clearly([*known, unknown])[:-1] == clearly(known)

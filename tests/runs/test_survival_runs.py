@@ -86,7 +86,9 @@ def test_where_columns_predict_no_time_the_model_written_is_the_constant(place, 
     rows = [(site, days, died, random.normal(60, 8), "f") for site, days, died, *_ in patients(120)]
     write(rows)
     ran(f"{LINE} --no-report --out run", capsys)
-    assert RunRecord.read(place / "run").joining.recommendation == "constant"
+    found = RunRecord.read(place / "run").joining
+    assert found.recommendation == "constant"
+    assert found.sentence.endswith("columns predict the time.")
     names = ("model", "constant", "alone", "average", "fair", "personal")
     risks = {
         name: np.ptp(
@@ -101,9 +103,19 @@ def test_where_columns_predict_no_time_the_model_written_is_the_constant(place, 
 def test_clients_without_a_comparable_pair_are_named(place, capsys):
     rows = patients(120)
     write([row if row[0] != "West" else (row[0], row[1], 0, *row[3:]) for row in rows])
-    ran(f"{LINE} --no-report --out run", capsys)
-    (said,) = [one for one in cautions(RunRecord.read(place / "run")) if "compared" in one]
-    assert "rows of West can" in said
+    for splits in (1, 2):
+        line = LINE.replace("--splits 1", f"--splits {splits}")
+        ran(f"{line} --no-report --out run{splits}", capsys)
+        run = RunRecord.read(place / f"run{splits}")
+        (said,) = [one for one in cautions(run) if "compared" in one]
+        assert "rows of West can" in said
+        assert set(run.joining.by_client) == {"North", "South"}
+        assert "of 2 clients clearly" in " ".join(run.joining.details)
+        assert "joining" in {figure.name for figure in figures(run)}
+        for total in run.joining.totals:  # the mean of two
+            own = [rows[total.model].test_loss for rows in run.joining.by_client.values()]
+            assert total.test_loss_mean == pytest.approx(np.mean(own))
+    ran("report run1", capsys)
 
 
 def test_files_spell_events_in_many_ways(place, capsys):

@@ -208,11 +208,11 @@ def joining_record(found: Joining) -> JoiningRecord:
     clear = {pair: found.pays(*pair) for pair in pairs}
     gains = {pair: found.gains(*pair) for pair in pairs}
     rows = []
-    for i, client in enumerate(found.names):
+    for i in found.judged:
         for k, model in enumerate(found.models):
             rows.append(
                 JoiningRow(
-                    client=client,
+                    client=found.names[i],
                     model=model,
                     train_rows=found.rows[i][0],
                     test_rows=found.rows[i][1],

@@ -40,17 +40,16 @@ def wrong_pairs(
 ) -> list[Array]:
     """Return v_j of every model, (models × rows) client by client.
 
-    A client without a pair counts as one row like the mean of the others: it changes no mean, and
-    nothing is clear about it.
+    A client without a pair has one row of NaN, which leaves it out; where no client has one, all
+    models are alike.
     """
     found = []
     for own, y in zip(outputs, targets, strict=True):
         rows = [influence(np.asarray(y, dtype=np.float64), z[:, 0], model) for z in own]
         known = [row for row in rows if row is not None]
         found.append(np.stack(known) if known else None)
-    means = [one.mean(1) for one in found if one is not None]
-    usual = np.mean(means, axis=0) if means else np.full(len(outputs[0]), 0.5)
-    return [usual[:, None] if one is None else one for one in found]
+    unknown = np.full((len(outputs[0]), 1), math.nan if any(v is not None for v in found) else 0.5)
+    return [unknown if one is None else one for one in found]
 
 
 def interval(y: Array, risk: Vector, model: Linear) -> tuple[float, float, float] | None:

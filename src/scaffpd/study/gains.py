@@ -31,6 +31,7 @@ from scaffpd.training.metrics import (
     a_fifth,
     clearly,
     every,
+    known_mean,
     worst_fifth,
 )
 
@@ -53,7 +54,7 @@ STRICT = 1.31  # a 99 % interval in units of one of 95 %
 SIMPLEST = "the simplest that nothing clearly beats"
 # how a recommendation begins
 USE = {
-    CONSTANT: "These columns do not predict the target",
+    CONSTANT: "These columns do not predict the {goal}",
     ALONE: "Let every {word} train alone",
     AVERAGE: "Use one average model",
     FAIR: "Use one fair model",
@@ -114,7 +115,7 @@ class Joining:
         return replace(
             first,
             loss=evidence.means,
-            score=np.mean([one.score for one in several], axis=0),
+            score=known_mean([one.score for one in several]),
             evidence=evidence,
             errors=errors,
             splits=len(several),
@@ -131,6 +132,13 @@ class Joining:
         positive in either.
         """
         return self.errors.difference(*self._places(over, model), of or every)
+
+    @cached_property
+    def judged(self) -> list[int]:
+        """The places of the clients whose held-out rows can be judged: of times to an event, two
+        of them can be compared. Means and counts are of these.
+        """
+        return np.flatnonzero(~np.isnan(self.loss).any(0)).tolist()
 
     @property
     def lost(self) -> str:
@@ -156,7 +164,7 @@ class Joining:
         """Return weights by which every held-out row counts the same: few rows of a client are a
         rough measure, and must not hide what all others show.
         """
-        held = np.array([held for _, held in self.rows], dtype=float)
+        held = np.array([held for _, held in self.rows]) * ~np.isnan(losses)
         weights: Array = held / held.sum()
         return weights
 
@@ -182,7 +190,7 @@ class Joining:
         joint = [m for m in (AVERAGE, FAIR, PERSONAL) if m in self.models]
         if self.recommendation in joint:
             return self.recommendation
-        return min(joint, key=lambda m: float(self.loss[self.models.index(m)].mean()))
+        return min(joint, key=lambda m: float(known_mean(self.loss[self.models.index(m)])))
 
     @property
     def base(self) -> str:
@@ -193,13 +201,14 @@ class Joining:
     def sentence(self) -> str:
         """Give the recommendation."""
         best = self.recommendation
-        start = USE[best].format(word=self.word)
+        goal = "time" if self.measure == "concordance" else "target"
+        start = USE[best].format(word=self.word, goal=goal)
         pays = {self.gain(self.shown, of=of).pays for of in (every, worst_fifth)}
         if best == ALONE and NO not in pays:
             sure = "may pay, but that is not certain" if YES in pays else "brings no clear gain"
             start += f": joining {sure}"
         if best == CONSTANT and self.gain(self.shown, CONSTANT).high > LARGE:
-            start = "It is not clear that these columns predict the target"
+            start = f"It is not clear that these columns predict the {goal}"
         if best == self.shown:
             start += f": {SIMPLEST}"
         return f"{start}."
@@ -210,7 +219,7 @@ class Joining:
         against alone (or a constant), one average model and the fair one, with intervals where
         something is clear.
         """
-        means = {m: float(self.score[k].mean()) for k, m in enumerate(self.models)}
+        means = {m: float(known_mean(self.score[k])) for k, m in enumerate(self.models)}
         named = dict.fromkeys([self.shown, AVERAGE, ALONE, CONSTANT])
         scores = [f"{CALLED[m]} {in_units(means[m], self.measure)}" for m in named]
         units = {"accuracy": "Right of 100 held-out rows", "concordance": "Concordance"}
@@ -264,7 +273,7 @@ class Joining:
 
     @property
     def _fifth(self) -> str:
-        k = a_fifth(len(self.names))
+        k = a_fifth(len(self.judged))
         return f"the worst-served {self.word if k == 1 else 'fifth'}"
 
     def _who(self) -> str:
@@ -272,7 +281,7 @@ class Joining:
         found = self.pays(self.shown, self.base)
         gain = found.count(YES)
         lose = found.count(NO)
-        who = f"of {len(found)} {plural(self.word)}"
+        who = f"of {len(self.judged)} {plural(self.word)}"
         gaining = (
             f"{gain} {who} clearly gain{'s' if gain == 1 else ''}"
             if gain
@@ -281,17 +290,18 @@ class Joining:
         return f"{gaining}, {lose or 'none'} clearly lose{'' if lose > 1 else 's'}"
 
     def table(self) -> list[dict[str, str | float]]:
-        """Return a row for every client and model: loss, score, gains over alone and the average.
+        """Return a row for every client judged and model: loss, score, gains over alone and the
+        average.
 
         Cells are empty where a model would be compared with itself, or nothing is known.
         """
         rows = []
         pays = {model: self.pays(model) for model in self.models}
         gains = {(m, over): self.gains(m, over) for m in self.models for over in (ALONE, AVERAGE)}
-        for i, name in enumerate(self.names):
+        for i in self.judged:
             for k, model in enumerate(self.models):
                 row: dict[str, str | float] = {
-                    "client": name,
+                    "client": self.names[i],
                     "model": model,
                     "train_rows": self.rows[i][0],
                     "test_rows": self.rows[i][1],

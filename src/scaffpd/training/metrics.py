@@ -86,13 +86,14 @@ def a_fifth(clients: int) -> int:
 
 
 def every(losses: Array) -> Array:
-    """Return weights 1/N: every client counts the same."""
-    return np.full(len(losses), 1 / len(losses))
+    """Return weights 1/N: every client counts the same, but those of unknown loss (NaN)."""
+    known = ~np.isnan(losses)
+    return np.asarray(known / known.sum())
 
 
 def worst_fifth(losses: Array) -> Array:
     """Return weights 1/⌈N/5⌉ of the ⌈N/5⌉ clients with the largest losses, 0 of all others."""
-    k = a_fifth(len(losses))
+    k = a_fifth(int((~np.isnan(losses)).sum()))
     found = np.zeros(len(losses))
     found[np.argsort(-losses, kind="stable")[:k]] = 1 / k
     return found
@@ -262,7 +263,7 @@ class HeldOutMoments:
 
         level = Σ_h Σ_i (n_ih/n_i) w_i(L_{1−h}) L_ih,
 
-    the mean over clients where weights are constant.
+    the mean over clients where weights are constant. A client of one row of NaN is left out.
 
     Attributes:
         means: over rows, (M × N).
@@ -309,7 +310,8 @@ class HeldOutMoments:
 
     def level(self, k: int, of: Weights) -> float:
         """Return the level of model k under weights that `of` makes from losses."""
-        return float((self.weights(k, of) * self.halves[:, k]).sum())
+        weights = self.weights(k, of)
+        return float((weights * np.where(weights > 0, self.halves[:, k], 0)).sum())
 
     def difference(self, a: int, b: int, of: Weights) -> PairedDifference:
         """Return by how much the level is lower under b than under a.
@@ -373,8 +375,8 @@ class SplitTables:
 
     @cached_property
     def means(self) -> Array:
-        """(models × clients), the mean over splits."""
-        return np.asarray(np.mean([one.means for one in self.splits], axis=0))
+        """(models × clients), the mean over splits that know a client."""
+        return known_mean([one.means for one in self.splits])
 
     def level(self, k: int, of: Weights) -> float:
         """Return the mean level over splits."""
@@ -393,10 +395,18 @@ class SplitTables:
     def each(self, a: int, b: int) -> list[PairedDifference]:
         """Return the same of every client by itself."""
         base, other = (np.stack([one.means[k] for one in self.splits]) for k in (a, b))
-        ratio = _ratio(base.mean(0), other.mean(0))
-        half, relative = (half_interval(r * base - other, self.overlap) for r in (1.0, ratio))
+        centre = known_mean(base), known_mean(other)
+        halves = [half_interval(r * base - other, self.overlap) for r in (1.0, _ratio(*centre))]
+        half, relative = (np.where(np.isnan(one), math.inf, one) for one in halves)
         freedom = np.full(len(half), max(len(self.splits) - 1, 1))
-        return _differences(base.mean(0), other.mean(0), half, relative, freedom)
+        return _differences(*centre, half, relative, freedom)
+
+
+def known_mean(several: ArrayLike) -> Array:
+    """Return the mean over the first axis of what is no NaN; NaN where nothing is."""
+    values = np.asarray(several, dtype=np.float64)
+    known = (~np.isnan(values)).sum(0)
+    return np.where(known > 0, np.nansum(values, 0) / np.maximum(known, 1), math.nan)
 
 
 def _ratio(base: Array, other: Array) -> Array:

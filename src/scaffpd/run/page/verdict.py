@@ -194,11 +194,14 @@ def cautions(run: RunRecord) -> list[str]:
         )
     if run.measure == "concordance":
         rows = run.score_rows(run.main.name)
-        none = [c for c in run.clients if c in rows and "concordance" not in rows[c].values]
+        known = [c for c in run.clients if c not in rows or "concordance" in rows[c].values]
+        none = [
+            c for c in run.clients if c not in (run.joining.by_client if run.joining else known)
+        ]
         if none:
             found.append(
-                f"No two test rows of {', '.join(none)} can be compared: shown there is the mean "
-                "of the others."
+                f"No two test rows of {', '.join(none)} can be compared: left out of means and "
+                "counts."
             )
     if run.privacy is not None:
         found += [SEEDED] if run.privacy.seeded else []
