@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from scaffpd.errors import InputError
 from scaffpd.estimators.base import Array, Data, FairFederated, Grouping, grouping
-from scaffpd.models.baseline import Steps, breslow, order_of_pairs
+from scaffpd.models.baseline import Steps, breslow, concordance, order_of_pairs
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -41,7 +41,7 @@ class FairFederatedSurvival(FairFederated):
         names = group.clients.tolist()
         self.baselines_ = {k: breslow(*own) for k, own in zip(names, parts, strict=True)}
         self._baseline = breslow(table, risk)
-        found = [_concordance(*own) for own in parts]
+        found = [concordance(own[:, 0], own[:, 1], z) for own, z in parts]
         self.client_scores_ = group.mapping(found)
         return self._finish()
 
@@ -78,17 +78,12 @@ class FairFederatedSurvival(FairFederated):
         table = times_and_events(y)
         risk = self.predict(X, clients)
         if clients is None:
-            return _concordance(table, risk)
+            return concordance(table[:, 0], table[:, 1], risk)
         group = grouping(clients, len(risk))
         parts = zip(group.split(table), group.split(risk), strict=True)
         counts = [order_of_pairs(own[:, 0], own[:, 1], z) for own, z in parts]
         wrong, pairs = (sum(float(one[k].sum()) for one in counts) for k in (0, 1))
         return 1 - wrong / pairs if pairs else float("nan")
-
-
-def _concordance(table: Array, risk: Array) -> float:
-    wrong, pairs = order_of_pairs(table[:, 0], table[:, 1], risk)
-    return 1 - float(wrong.sum() / pairs.sum()) if pairs.any() else float("nan")
 
 
 def times_and_events(y: Data) -> Array:
