@@ -45,8 +45,10 @@ from scaffpd.deploy.flare.serving import (
 )
 from scaffpd.deploy.messages import Failure
 from scaffpd.deploy.processes import Processes
+from scaffpd.deploy.recording import record_of
 from scaffpd.errors import InputError
 from scaffpd.files import lock_folder
+from scaffpd.run.page import page
 from scaffpd.run.settings.federation import FederationFile
 
 
@@ -352,6 +354,11 @@ def test_certificates_that_end_soon_are_announced(tmp_path):
     assert expiry_warning(tmp_path / "silo.toml") == ""  # without a kit
     with refuses("no-startup-kit"):
         checked_kit(tmp_path / "silo.toml")
+    path, _ = federation(tmp_path / "f", 2)
+    certified(path.parent, -1, 59.9)
+    file = FederationFile.read(path)
+    record = record_of(file, DeployedRun(file.folder), Outcome("paused", False, "it waits", 0))
+    assert "renew the kits before." in page(record, "")
 
 
 # --- a job and its run

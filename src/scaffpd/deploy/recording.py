@@ -11,6 +11,7 @@ import numpy as np
 import scaffpd
 from scaffpd.algorithms import MinimaxSums
 from scaffpd.deploy.deployed_run import DeployedRun, Outcome
+from scaffpd.deploy.flare.serving import expiry_warning
 from scaffpd.deploy.messages import Json
 from scaffpd.federation import ClientScores
 from scaffpd.run.record import (
@@ -78,7 +79,10 @@ def record_of(
         word="silo",
         clients=list(file.silos),
         models=[model],
-        remarks=[outcome.sentence[:1].upper() + outcome.sentence[1:]],
+        remarks=[
+            outcome.sentence[:1].upper() + outcome.sentence[1:],
+            *filter(None, [expiry_warning(file.path)]),
+        ],
         privacy=None
         if outcome.privacy is None
         else PrivacyRecord(
