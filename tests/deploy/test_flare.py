@@ -302,10 +302,12 @@ def test_provisioning_gives_every_part_its_own_keys_and_nobody_elses(tmp_path, m
     assert cli.run(["deploy", "provision", str(path)]) == 2
     assert "already" in capsys.readouterr().err
     root = (kits[0] / "startup" / "rootCA.pem").read_bytes()
+    path.write_text(path.read_text().replace('"va"', '"new"'))  # one leaves, another one comes
     assert cli.run(["deploy", "provision", str(home), "--renew"]) == 0
-    roots = {(kit / "startup" / "rootCA.pem").read_bytes() for kit in kits}
-    assert len(roots) == 1  # an old kit is of no use
-    assert root not in roots
+    roots = {kit: (kit / "startup" / "rootCA.pem").read_bytes() for kit in kits}
+    assert roots.pop(home / "va" / "kit") == root  # an old kit is of no use
+    assert set(roots.values()) == {(home / "new" / "kit/startup/rootCA.pem").read_bytes()} != {root}
+    assert 'name = "new"' in (home / "new" / "silo.toml").read_text()
 
 
 def test_keys_are_written_where_nobody_else_can_look(tmp_path, monkeypatch):
