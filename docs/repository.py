@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import posixpath
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ BASE = r"(?<![^\Wᵀ])(?<![\\`*])((?:arg)?(?:max|min)|Var|Δ?[A-Za-zΑ-Ωα-ω�
 INDEX = r"(?:_(\{[^{}]+\}|[A-Za-zΑ-Ωα-ωℓ0-9]{1,2}(?![^\W²³]|{)))?"
 POWER = r"(?:\^(\{[^{}]+\}|[A-Za-z0-9](?![^\W²³]|{)))?"
 LETTERS = re.compile(BASE + INDEX + POWER)
+TABLES = re.compile(r"^\|[-:| ]+\|$", flags=re.MULTILINE)
 FENCE = re.compile(r"(```.*?```|`[^`\n]+`)", flags=re.DOTALL)
 
 
@@ -85,8 +87,21 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         markdown = (
             markdown.split(FILES)[0] + listing() + markdown.split(FILES)[1].split("\n", 3)[-1]
         )
+    commit = made(home) if TABLES.search(markdown) else ""
+    if commit:
+        markdown += f"\n\n*The tables of this page are those of commit {commit}.*\n"
     hidden = raised(LINK.sub(turn, FENCE.sub(keep, markdown)))
     return re.sub(r"\0(\d+)\0", lambda found: code[int(found.group(1))], hidden)
+
+
+def made(page: str) -> str:
+    """Return the commit in which a page's tables last changed, and its day; "" without Git."""
+    asked = ["git", "log", "-1", "-G", r"^\|", "--format=`%h` (%as)", "--", page]
+    try:
+        found = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return ""
+    return found.stdout.strip()
 
 
 def raised(markdown: str) -> str:

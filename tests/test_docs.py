@@ -95,6 +95,14 @@ def test_tables_of_numbers_name_the_command_that_made_them(page):
     assert any(there) or old, f"{named(page)} has numbers and no command that exists"
 
 
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a clone")
+def test_the_site_names_the_commit_of_a_page_s_tables():
+    made = page_module(ROOT / "docs" / "repository.py").made
+    for page in MEASURED:
+        assert re.fullmatch(r"`[0-9a-f]{7,}` \(\d{4}-\d\d-\d\d\)", made(named(page))), page
+    assert made("no/such/page.md") == ""
+
+
 def test_a_command_that_does_not_exist_is_noticed():
     for line in ("scaffpd deno", "scaffpd compare digits --seed-s 3", "scaffpd deploy locale"):
         with pytest.raises(Exception, match=r".+"):
