@@ -63,7 +63,7 @@ def test_the_folder_and_the_words(study, tmp_path):
     assert run.joining.sentence == study.found.sentence
     assert run.joining.details == study.found.details
     said = answers(run)
-    assert list(said) == [QUESTIONS[key] for key in ("who", "cost", "sure")]
+    assert list(said) == [QUESTIONS[key] for key in ("who", "cost", "much", "sure")]
     drawn = {figure.name: figure for figure in figures(run)}
     assert drawn.keys() > {"joining", "certificate"}
     assert (tmp_path / "joining.csv").exists()

@@ -307,7 +307,7 @@ def test_what_is_clear_of_noise_is_marked(opened, folders):
 
 def test_the_reader_sorts_unfolds_and_changes_the_theme(opened):
     page = opened("hospitals")
-    page.click("summary:has-text('How sure is it?')")
+    page.click("summary:has-text('with intervals')")
     head = "details[open] th:has-text('alone'):not(:has-text('gain'))"
     cells = "details[open] tbody tr td:nth-child(3)"
     values = "all => all.map((cell) => Number(cell.dataset.v))"
@@ -331,7 +331,7 @@ def test_the_reader_sorts_unfolds_and_changes_the_theme(opened):
 def test_one_screen_has_the_answer_and_every_client(opened):
     page = opened("hospitals")
     words = page.locator(".answers dt").all_text_contents()
-    assert [text.split()[0] for text in words] == ["Who", "Who", "What"]
+    assert [text.split()[0] for text in words] == ["Who", "Who", "How", "What"]
     below = "document.querySelector('#figure-joining svg').getBoundingClientRect().bottom"
     assert page.evaluate(below) < 900
     assert page.locator("details[open]").count() == 0

@@ -155,7 +155,7 @@ def joined(gains, recommendation="personal", overall=(0.2, 0.1, 0.3)):
         recommendation=recommendation,
         shown="personal",
         sentence="Sentence.",
-        details=["Details."],
+        details=["Details.", "Half less (40 to 60 %)."],
         totals=[total],
         rows=rows,
     )
@@ -166,10 +166,11 @@ def test_the_answers_are_those_of_what_joining_brings():
     gains |= dict.fromkeys("cdefghi", (0.01, 0.1))
     found = joined(gains).model_copy(update={"certificates": {"personal": 1e-7}})
     told = story(TEN, TEN, names=[*"abcdefghij"], word="site", joining=found)
-    assert verdict(told) == ["Sentence.", "Details."]
+    assert verdict(told) == ["Sentence.", "Details.", "Half less (40 to 60 %)."]
     assert list(answers(told).values()) == [
         "a and b, clearly; for the other 7 it is within noise.",
         "j, clearly.",
+        "Half less (40 to 60 %). In brackets are 95 % intervals, from held-out rows.",
         "“personal” is the best for the rows that it learnt from, to within 1.0 · 10⁻⁷ of what "
         "it minimises. How it does on new rows is measured, not proven.",
     ]
@@ -178,7 +179,7 @@ def test_the_answers_are_those_of_what_joining_brings():
 def test_noise_is_called_noise_in_every_answer():
     gains = {c: (0.05 - 0.02 * i, 0.5) for i, c in enumerate("abcdefghij")}
     found = joined(gains, "alone", (0.01, -0.1, 0.1))
-    who, cost, _ = answers(story(TEN, TEN, word="site", joining=found)).values()
+    who, cost, *_ = answers(story(TEN, TEN, word="site", joining=found)).values()
     assert who == cost == "Nobody clearly."
 
 
@@ -227,7 +228,7 @@ def test_without_joining_the_change_from_before_to_after_answers(clear, do):
     said = answers(story([0.7, 0.8, 0.9], [0.75, 0.8, 0.85], **about))
     assert said.get("What to do?", "").startswith(do)
     assert ("Who gains?" in said) == (clear is not None)
-    assert "from 70.0\u00a0% to 75.0\u00a0%" in said["How much, and is it clear of noise?"]
+    assert "from 70.0\u00a0% to 75.0\u00a0%" in said["How much, how sure?"]
     if clear:
         assert said["Who gains?"].startswith("va, clearly" if clear[0] else "Nobody clearly.")
         assert said["Who loses?"] == ("c, clearly." if clear[2] else "Nobody clearly.")

@@ -16,7 +16,7 @@ QUESTIONS = {
     "do": "What to do?",
     "who": "Who gains?",
     "cost": "Who loses?",
-    "much": "How much, and is it clear of noise?",
+    "much": "How much, how sure?",
     "sure": "What is proven?",
 }
 NAMED = 3  # clients that a sentence names
@@ -128,7 +128,10 @@ def _do(run: RunRecord) -> str:
 
 def _much(run: RunRecord) -> str:
     """Give the change of the mean and of the worst-served fifth."""
-    if run.joining or run.pair is None:
+    if run.joining:
+        said = run.joining.details[1:2]
+        return f"{said[0]} In brackets are 95 % intervals, from held-out rows." if said else ""
+    if run.pair is None:
         return ""
     ends = [one.overall for one in run.pair if one.overall]
     texts = [
