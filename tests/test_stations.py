@@ -92,7 +92,9 @@ def test_the_command_prints_the_sentence_and_fits_a_narrow_terminal(
     monkeypatch.setenv("COLUMNS", "80")
     assert cli.run(["demo", "--out", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert max(map(len, out[: out.index("Report:")].splitlines())) <= 80
+    lines = out[: out.index("Report:")].splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len(lines) < 25
     assert study.found.sentence in " ".join(out.split())
     page = (tmp_path / "report.html").read_text(encoding="utf-8").replace("\u00a0", " ")
     assert page.index(study.found.sentence) < page.index('id="figure-joining"')

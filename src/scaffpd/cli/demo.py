@@ -14,10 +14,7 @@ from scaffpd.cli.screens import RoundsScreen, say
 from scaffpd.cli.typer_ext import Quiet
 from scaffpd.files import make_folder, write_file
 
-AIR = (
-    "Twelve stations in Beijing predict a day's fine dust from its weather. Four are new and have "
-    "thirty days. They train alone or together, and are tested on the following year."
-)
+AIR = "Twelve stations predict a day's fine dust; four are new, with thirty days."
 
 
 def demo(
