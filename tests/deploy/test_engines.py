@@ -7,6 +7,7 @@ import ssl
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import numpy as np
 import psutil
@@ -76,20 +77,18 @@ def test_deploy_local_leaves_no_process_behind(tmp_path):
     former.
     """
     folder = tmp_path / "here"
-    local = subprocess.Popen(
-        [sys.executable, "-m", "scaffpd", "deploy", "local", str(folder)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    command = [sys.executable, "-m", "scaffpd", "deploy", "local", str(folder)]
     mapped = ""
-    while local.poll() is None:
-        for process in psutil.Process(local.pid).children():
-            words = _words(process)
-            if words[-3:-1] == ["silo", "start"]:
-                mapped += " ".join(one.path for one in process.memory_maps())
-        time.sleep(2.0)
-    said = local.stdout.read()
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as local:
+        while local.poll() is None:
+            for process in psutil.Process(local.pid).children():
+                if _words(process)[-3:-1] == ["silo", "start"]:
+                    with suppress(psutil.Error):  # it may end meanwhile
+                        mapped += " ".join(one.path for one in process.memory_maps())
+            time.sleep(2.0)
+        said = local.stdout.read()
     assert local.returncode == 0, said
     assert "libtorch" not in mapped
     assert mapped
