@@ -9,7 +9,7 @@ import pytest
 
 from cases.boards import lockstep, singles
 from cases.refusals import refuses
-from cases.silos import QUICK, ROUGH, agree, agreement, federation, run
+from cases.silos import QUICK, RANGES, ROUGH, agree, agreement, federation, run
 from runtimes import NAMES, cohort_of, point_of
 from scaffpd import cli
 from scaffpd.data.tabular.agree import curved
@@ -106,17 +106,6 @@ PRIVATE = {
     'folder = "run"': 'folder = "run"\ncurves = "on"',
     "[training]\nrounds = 500\ntol = 1e-6": "[privacy]\nepsilon = 8.0\n[training]\nrounds = 2",
 }
-RANGES = {
-    "age": "[20, 90]",
-    "sex": "[0, 1]",
-    "trestbps": "[80, 200]",
-    "chol": "[0, 600]",
-    "fbs": "[0, 1]",
-    "thalach": "[60, 210]",
-    "exang": "[0, 1]",
-    "oldpeak": "[-3, 7]",
-    "ca": "[0, 3]",
-}
 
 
 def counts_of(place, document):
@@ -138,8 +127,7 @@ def counts_of(place, document):
 
 
 def test_no_stored_secret_removes_the_noise_of_counts(tmp_path):
-    ranges = {f'{name} = "number"': f"{name} = {own}" for name, own in RANGES.items()}
-    path, places = federation(tmp_path, replacing=PRIVATE | ranges)
+    path, places = federation(tmp_path, replacing=PRIVATE | RANGES)
     place = places["va"]
     document = agreement(path, places)
     first, account = counts_of(place, document)
@@ -159,9 +147,8 @@ def test_no_stored_secret_removes_the_noise_of_counts(tmp_path):
 
 def test_with_noise_no_hash_of_rows_leaves(tmp_path, fake_clock):
     """A commitment under a stored key would confirm a guess of the last row."""
-    ranges = {f'{name} = "number"': f"{name} = {own}" for name, own in RANGES.items()}
     path, places = federation(
-        tmp_path, replacing=PRIVATE | ranges | {'curves = "on"': 'curves = "off"\ntimeout = 3.0'}
+        tmp_path, replacing=PRIVATE | RANGES | {'curves = "on"': 'curves = "off"\ntimeout = 3.0'}
     )
     outcome, transport = run(path, places, {15: [("kill", "va")]})
     assert outcome.status == "paused"
