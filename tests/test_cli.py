@@ -19,7 +19,6 @@ from scaffpd import cli
 from scaffpd.algorithms import MinimaxNewton
 from scaffpd.errors import InputError
 from scaffpd.run import demo as studies
-from scaffpd.run import problems
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = [sys.executable, "-c", "from scaffpd.cli import main; main()"]
@@ -71,7 +70,7 @@ def test_help_loads_nothing_heavy():
     code = (
         "import sys\n"
         "from scaffpd.cli import run\n"
-        "assert run(['demo', '--help']) == run(['compare', '--help']) == 0\n"
+        "assert run(['demo', '--help']) == run(['train', '--help']) == 0\n"
         "heavy = {'torch', 'numpy', 'scipy', 'sklearn', 'matplotlib', 'pandas'}\n"
         "print(*sorted(heavy & set(sys.modules)), file=sys.stderr)\n"
     )
@@ -195,57 +194,3 @@ def test_the_module_is_the_command():
     command = [sys.executable, "-m", "scaffpd", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert scaffpd.__version__ in done.stdout
-
-
-# ------------------------------------------------------------------ the comparison
-
-SMALL = [
-    "compare",
-    "synthetic",
-    "--clients",
-    "4",
-    "--methods",
-    "fedavg,scaff-pd",
-    "--rounds",
-    "4",
-    "--processes",
-    "1",
-]
-
-
-def test_help_of_compare_has_the_problems_own_defaults(capsys):
-    assert cli.run(["compare", "--help"]) == 0
-    flat = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert all(name in flat for name in problems.NAMES)
-    kinds = (problems.PARTITIONS[name] for name in ("digits", "breast-cancer"))
-    for ours, other in zip(*kinds, strict=True):
-        assert f"[default: ({ours}; {other} for breast-cancer)]" in flat
-
-
-def test_compare_prints_a_table_and_writes_everything(tmp_path, capsys):
-    folder = tmp_path / "new" / "folder"
-    assert cli.run([*SMALL, "--seeds", "2", "--tune", "2", "--out", str(folder)]) == 0
-    captured = capsys.readouterr()
-    assert captured.err == ""
-    lines = captured.out.splitlines()
-    assert max(map(len, lines[: lines.index("")])) <= 80
-    words = " ".join(captured.out.split())
-    for word in (
-        "synthetic, 4 clients",
-        "worst 20 %",
-        "±",
-        "2 seeds",
-        "Scaff-PD",
-    ):
-        assert word in words
-    assert files_in(folder) == ["runs.csv", "table.txt"]
-    assert (folder / "table.txt").read_text().strip() in captured.out
-    runs = (folder / "runs.csv").read_text().splitlines()
-    assert len(runs) == 1 + 2 * (2 + 2) + 2 * 2
-
-
-def test_compare_can_be_quiet(tmp_path, capsys):
-    assert cli.run([*SMALL, "--tune", "1", "--quiet", "--out", str(tmp_path)]) == 0
-    captured = capsys.readouterr()
-    assert captured.out + captured.err == ""
-    assert "runs.csv" in files_in(tmp_path)

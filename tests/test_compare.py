@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 import scaffpd as sp
 from cases.comparison import METHODS, PROBLEM, Broken, Moody, regression, toy
 from cases.refusals import refuses
+from experiments.methods import NAMES, main, problem
 from scaffpd.algorithms import published
-from scaffpd.run.problems import NAMES, problem
 from scaffpd.study.comparison import REFUSED, TUNE, configured, grid, strengths
 from scaffpd.training.metrics import Summary
 
@@ -217,6 +217,16 @@ def test_known_problems_have_test_rows_for_every_client(name):
     silos = found.silos(1)
     assert min(len(y) for _, y in silos.test) > 0
     assert found.rehearsal(1, 0.25).names == silos.names
+
+
+def test_the_experiment_prints_a_table_and_writes_it(tmp_path, capsys):
+    words = ["hospitals", "--rounds", "2", "--tune", "1", "--processes", "1", "--seeds", "2"]
+    assert main([*words, "--out", str(tmp_path / "new")]) == 0
+    out = capsys.readouterr().out
+    assert "worst 20 %" in out
+    assert "Scaff-PD" in out
+    assert (tmp_path / "new" / "table.txt").read_text() == out
+    assert (tmp_path / "new" / "runs.csv").read_text().count("\n") > 20
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_the_site_names_the_commit_of_a_page_s_tables():
 
 
 def test_a_command_that_does_not_exist_is_noticed():
-    for line in ("scaffpd deno", "scaffpd compare digits --seed-s 3", "scaffpd deploy locale"):
+    for line in ("scaffpd deno", "scaffpd train hospitals --seed-s 3", "scaffpd deploy locale"):
         with pytest.raises(Exception, match=r".+"):
             understood(line.split())
 

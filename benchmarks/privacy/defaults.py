@@ -20,11 +20,11 @@ import torch
 import scaffpd as sp
 from scaffpd.privacy import LOCAL_STEPS, RADIUS, ROUNDS
 from scaffpd.privacy.noise import discrete_gaussians, key_stream
-from scaffpd.run.problems import problem
 from scaffpd.training.metrics import a_fifth
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
+from experiments.methods import problem
 from experiments.tables import markdown_table
 
 HERE = Path(__file__).parent

@@ -11,10 +11,7 @@ import typer
 
 from forked import command
 from scaffpd import algorithms, cli, objectives
-from scaffpd.algorithms import published
-from scaffpd.cli.compare import _methods
-from scaffpd.cli.train import ALGORITHMS, OBJECTIVES, PROBLEMS
-from scaffpd.run import problems
+from scaffpd.cli.train import ALGORITHMS, OBJECTIVES
 
 
 @pytest.fixture
@@ -40,9 +37,8 @@ def offered(monkeypatch, capsys):
     [
         ("scaffpd de", {"demo", "deploy"}),
         ("scaffpd pr", {"predict"}),
-        ("scaffpd compare d", {"digits"}),
-        ("scaffpd compare --methods AFL,Sc", {"AFL,ScaffPD", "AFL,Scaffold"}),
-        ("scaffpd compare --cl", {"--clients"}),
+        ("scaffpd train hospitals --algorithm Sc", {"ScaffPD", "Scaffold"}),
+        ("scaffpd train --kap", {"--kappa"}),
         ("scaffpd silo a", {"agree", "audit"}),
     ],
 )
@@ -52,11 +48,12 @@ def test_bash(offered, line, found):
 
 
 def test_zsh_and_fish(offered):
-    zsh = offered(_SCAFFPD_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS="scaffpd compare d")
-    assert '"digits"' in zsh
+    line = "scaffpd train --objective CV"
+    zsh = offered(_SCAFFPD_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS=line)
+    assert '"CVaR"' in zsh
     fish = {"_SCAFFPD_COMPLETE": "complete_fish", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
-    out = offered(_TYPER_COMPLETE_ARGS="scaffpd compare br", **fish)
-    assert out.strip() == "breast-cancer"
+    out = offered(_TYPER_COMPLETE_ARGS="scaffpd train --objective Ti", **fish)
+    assert out.strip() == "Tilted"
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -84,8 +81,8 @@ def test_nothing_heavy_is_loaded():
     )
     variables = {
         "_SCAFFPD_COMPLETE": "complete_bash",
-        "COMP_WORDS": "scaffpd compare d",
-        "COMP_CWORD": "2",
+        "COMP_WORDS": "scaffpd train --objective CV",
+        "COMP_CWORD": "3",
     }
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -94,12 +91,11 @@ def test_nothing_heavy_is_loaded():
         check=True,
         env=os.environ | variables,
     )
-    assert done.stdout.split() == ["digits"]
+    assert done.stdout.split() == ["CVaR"]
     assert done.stderr.strip() == ""
 
 
 def test_the_names_are_those_of_their_homes():
-    assert PROBLEMS == problems.NAMES
     assert (
         set(OBJECTIVES)
         == set(objectives.OBJECTIVES)
@@ -112,14 +108,3 @@ def test_the_names_are_those_of_their_homes():
         assert (kind.symbol or kind.parameter) in said.help
         assert kind.usual is None or f"{kind.symbol} {kind.usual:g}" in said.show_default
     assert set(ALGORITHMS) == set(algorithms.ALGORITHMS)
-
-
-def test_every_method_is_completed_and_understood():
-    methods = published(objectives.Average())
-    names = ("all", *ALGORITHMS)
-    for name in names:
-        label = getattr(algorithms.ALGORITHMS.get(name), "published", "") or name
-        found = _methods(name, 0.1, 10, None)
-        assert name == "all" or label in found
-        assert list(found) == list(methods) if name == "all" else len(found) == 1
-    assert all(type(method).__name__ in names for method in methods.values())

@@ -37,7 +37,7 @@ def called(*arguments, **more):
 
 
 @pytest.mark.parametrize(
-    ("call", "word"), [(called, "--help"), (forked, "compare --help"), (forked, "--version")]
+    ("call", "word"), [(called, "--help"), (forked, "train --help"), (forked, "--version")]
 )
 def test_a_reader_that_has_gone_is_no_trouble(call, word):
     reading, writing = os.pipe()
@@ -82,7 +82,7 @@ def test_an_output_that_a_shell_has_closed():
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["compare", "--help"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["path", "--help"]])
 @pytest.mark.parametrize("width", ["20", "1"])
 def test_narrow_screens(arguments, width, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", width)
@@ -102,7 +102,7 @@ def test_rows_are_left_out_only_where_a_file_has_them(capsys):
         ) == bool(file)
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["compare", "--help"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"]])
 def test_old_encodings(arguments):
     done = called(
         *arguments,

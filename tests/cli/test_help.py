@@ -33,7 +33,6 @@ HEAVY = (
 LESS = {
     "scaffpd demo": ("--splits", "2"),
     "scaffpd train": ("--splits", "0"),
-    "scaffpd compare": ("--processes", "1", "--rounds", "3"),
 }
 
 
@@ -107,11 +106,11 @@ def test_examples_are_of_their_own_command(path):
 
 
 def test_colour_changes_no_word(capsys, monkeypatch):
-    plain = shown("scaffpd compare", capsys)
+    plain = shown("scaffpd train", capsys)
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setattr("typer.rich_utils.FORCE_TERMINAL", True)
     monkeypatch.setenv("TERM", "xterm-256color")
-    coloured = shown("scaffpd compare", capsys)
+    coloured = shown("scaffpd train", capsys)
     assert "\x1b[" in coloured
     assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == plain
 
@@ -208,7 +207,4 @@ def test_heavy_examples_are_parsed(example):
 
 def test_some_examples_are_run_and_few_are_only_parsed():
     assert len(RUN) > 10
-    assert not any(
-        example.startswith(("scaffpd demo", "scaffpd silo a", "scaffpd compare"))
-        for example in PARSED
-    )
+    assert not any(example.startswith(("scaffpd demo", "scaffpd silo a")) for example in PARSED)

@@ -52,16 +52,11 @@ LINES = {
     "demo --sed 1": "NoSuchOption",
     "train patients.csv --clinet hospital": "NoSuchOption",
     "demo more": "UsageError",
-    "compare --rho": "BadOptionUsage",
+    "path --points": "BadOptionUsage",
     "train": "MissingParameter",
     "silo predict good.toml": "MissingParameter",
     # numbers
-    "compare --rho 0": "number-not-positive",
-    "compare --rho nan": "not-a-number",
-    "compare --rho 0,5": "BadParameter",
-    "compare --alpha 0": "number-not-positive",
     "demo --seed -1": "BadParameter",
-    "compare --rounds 0": "BadParameter",
     "deploy local --seconds -1": "BadParameter",
     f"{QUICK} --test 1": "setting-invalid",
     f"{QUICK} --test nan": "setting-invalid",
@@ -74,9 +69,6 @@ LINES = {
     "path hospitals --points 0": "setting-invalid",
     # names
     "train hospitls": "no-such-file",
-    "compare digts": "unknown-name",
-    "compare --methods FedAvg,FedPox": "unknown-name",
-    "compare --methods ,": "methods-missing",
     f"{QUICK} --task classify": "unknown-name",
     f"{QUICK} --columns aeg": "unknown-name",
     f"{QUICK} --columns age,age": "named-twice",
@@ -154,8 +146,7 @@ SENTENCES = {  # in red on standard error, with the nearest name; nothing on sta
     "train patients.csv --clinet a": "No such option '--clinet'. Did you mean '--client'?",
     "demo --seed 1.5": "Invalid value for '--seed': '1.5' is not a valid integer "
     "(see scaffpd demo --help).",
-    "train hospitls": "'hospitls' is neither a file nor the name of a data set; "
-    "did you mean hospitals?",
+    "train hospitls": "'hospitls' is neither a file nor the data set 'hospitals'.",
     "train patients.csv --client hospital": "A table needs --target: which column of 'patients.csv'"
     " is to be predicted? There are 'hospital', 'age', 'sex', 'note', 'ill'.",
     f"{QUICK} --task classify": "Unknown --task 'classify': did you mean 'classification'?",

@@ -88,13 +88,12 @@ def test_a_path_is_drawn_and_suggests_its_knee(here, capsys):
     assert (here / "runs" / "patients-path" / "report.html").exists()
 
 
-@pytest.mark.parametrize("folder", ["./hospitals", "hospitals/", "Hospitals/."])
+@pytest.mark.parametrize("folder", ["./hospitals", "hospitals/"])
 def test_a_known_name_means_the_data_set_and_a_path_the_folder_of_that_name(here, folder):
     (here / folder).mkdir()
     for name in ("north", "south"):
         (here / folder / f"{name}.csv").write_text("age,ill\n1,0\n2,1\n3,0\n")
-    for name in (folder.strip("./"), "heart_disease"):
-        assert requested([name], TABLES, {}).data.source == "hospitals"
+    assert requested(["hospitals"], TABLES, {}).data.source == "hospitals"
     read = requested([folder], TABLES, {"client": "file", "target": "ill"}).data
     assert read.file == (here / folder.strip("./"),)
 

@@ -225,7 +225,7 @@ def test_folders_of_others_are_left_alone(tmp_path):
     mine = tmp_path / "mine"
     (mine / "checkpoint").mkdir(parents=True)
     (mine / "checkpoint" / "model.pt").write_text("mine")
-    (mine / "config.toml").write_text('[data]\nsource = "digits"\n')
+    (mine / "config.toml").write_text('[data]\nsource = "hospitals"\n')
     for fresh in (False, True):
         with refuses("folder-of-others"):
             run(config, mine, fresh=fresh)

@@ -19,7 +19,6 @@ import click
 import typer
 
 import scaffpd
-from scaffpd.cli.compare import compare
 from scaffpd.cli.demo import demo
 from scaffpd.cli.deploy import deploy
 from scaffpd.cli.results import predict, report
@@ -61,7 +60,7 @@ app = typer.Typer(
     context_settings=CONTEXT,
     suggest_commands=False,
 )
-for _command in (demo, train, path, predict, report, compare):
+for _command in (demo, train, path, predict, report):
     add(app, _command, panel=START)
 app.add_typer(silo, name="silo", rich_help_panel=ORGANISATIONS)
 app.add_typer(deploy, name="deploy", rich_help_panel=ORGANISATIONS)
@@ -87,7 +86,7 @@ def _top(
 
     Examples:
         scaffpd demo
-        scaffpd compare --help
+        scaffpd train --help
     """
     show_help(context)
 

@@ -1,9 +1,8 @@
-"""`scaffpd train` and `scaffpd path`: models from settings, a table or a data set known by name."""
+"""`scaffpd train` and `scaffpd path`: models from settings, a table, or the four hospitals."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -23,6 +22,7 @@ from scaffpd.cli.typer_ext import (
 from scaffpd.data.tabular.settings import TableSettings
 from scaffpd.errors import InputError
 from scaffpd.run.settings.tables import (
+    HOSPITALS,
     ModelSettings,
     PathSettings,
     PrivacyBudget,
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from scaffpd.study.gains import Joining
 
 # names that options take, without PyTorch, so that shells complete them quickly
-PROBLEMS = ("digits", "hospitals", "breast-cancer", "synthetic")
 ALGORITHMS = (
     "Fair",
     *(name for name, home in scaffpd._HOME.items() if home == "scaffpd.algorithms"),
@@ -59,8 +58,8 @@ PATH: Tables = {
 What = Annotated[
     list[str],
     typer.Argument(
-        help="CONFIG.toml, a table (CSV, Excel, Parquet), several, a folder, or hospitals, digits, "
-        "breast-cancer (for folders of such names, ./digits)."
+        help="CONFIG.toml, a table (CSV, Excel, Parquet), several, a folder, or hospitals, "
+        "which is part of the package (for a folder of that name, ./hospitals)."
     ),
 ]
 Goal = Annotated[
@@ -171,7 +170,7 @@ def requested(
     """Return the settings: what a file says, with the options in its place where they are given.
 
     Args:
-        what: a settings file, tables, or a data set known by name.
+        what: a settings file, tables, or "hospitals".
         tables: of settings that are options.
         given: the values of the options, `None` where they are not given.
         method: [objective] and [algorithm].
@@ -186,16 +185,15 @@ def requested(
     if "privacy" in changes and "epsilon" not in changes["privacy"] and not is_settings(what[0]):
         raise InputError("delta-without-epsilon", "--delta needs --epsilon.")
     name, *more = what
-    known = known_name(name)
-    if more and (is_settings(name) or known in PROBLEMS):
+    if more and (is_settings(name) or name == HOSPITALS):
         raise InputError(
             "name-goes-alone", f"{name!r} cannot be combined with others: leave {more[0]!r} out."
         )
     if is_settings(name):
         return RunConfig.read(Path(name), changes, options)
-    if known in PROBLEMS:
-        data: dict[str, object] = {"source": known}
-        label = known
+    if name == HOSPITALS:
+        data: dict[str, object] = {"source": name}
+        label = name
     else:
         for one in what:
             if not is_table(Path(one)):
@@ -211,12 +209,6 @@ def requested(
 def is_settings(what: str) -> bool:
     """Return whether a name is that of a settings file."""
     return what.lower().endswith(".toml")
-
-
-def known_name(what: str) -> str:
-    """Return how a data set known by name is called, before any folder of that name."""
-    plain = what.lower().replace("_", "-").replace("heart-disease", "hospitals")
-    return plain if plain in PROBLEMS else what
 
 
 def objective_table(
@@ -282,11 +274,7 @@ def _neither(what: str) -> InputError:
             "not-a-table",
             f"{what!r} is neither a settings file (.toml) nor a table ({ACCEPTED}).",
         )
-    near = get_close_matches(what, PROBLEMS, n=1)
-    hint = f"; did you mean {near[0]}?" if near else f" (known: {', '.join(PROBLEMS)})."
-    return InputError(
-        "no-such-file", f"{what!r} is neither a file nor the name of a data set{hint}"
-    )
+    return InputError("no-such-file", f"{what!r} is neither a file nor the data set {HOSPITALS!r}.")
 
 
 def _one_run(

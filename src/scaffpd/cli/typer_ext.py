@@ -223,18 +223,9 @@ def listed(given: str | None) -> list[str]:
     return [name.strip() for name in (given or "").split(",") if name.strip()]
 
 
-def completing(*names: str, several: bool = False) -> Callable[[str], list[str]]:
-    """Return what `autocompletion=` wants: names, `several` of them joined by commas."""
-
-    def complete(incomplete: str) -> list[str]:
-        *before, last = incomplete.split(",") if several else [incomplete]
-        return [
-            ",".join([*before, name])
-            for name in names
-            if name not in before and name.startswith(last)
-        ]
-
-    return complete
+def completing(*names: str) -> Callable[[str], list[str]]:
+    """Return what `autocompletion=` wants."""
+    return lambda incomplete: [name for name in names if name.startswith(incomplete)]
 
 
 # ------------------------------------------------------------------ JSON

@@ -119,11 +119,6 @@ class Silos:
     test: list[Client] = field(repr=False)
     features: tuple[str, ...] = field(repr=False)
 
-    @property
-    def classes(self) -> int:
-        """Number of different labels (the largest one, plus one)."""
-        return 1 + max(int(y.max()) for _, y in [*self.train, *self.test] if len(y))
-
 
 def standardised(
     names: tuple[str, ...],

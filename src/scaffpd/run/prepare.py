@@ -1,4 +1,4 @@
-"""Data and model of a run: from a table, or a data set known by name."""
+"""Data and model of a run: from a table, or from the four hospitals."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from scaffpd.algorithms import Fair
 from scaffpd.algorithms.evidence import INTERCEPT
+from scaffpd.data.hospitals import heart_disease
 from scaffpd.data.tabular.agree import Schema, encoded_features, features
 from scaffpd.data.tabular.clients import Clients, plainly, read_clients
 from scaffpd.data.tabular.columns import CATEGORY, NUMBER
@@ -41,11 +42,6 @@ SHOWN = 20  # names of columns in a sentence
 SURVIVES = (
     "Cox's model: risk sets within a client, Efron's ties. Losses count from that of a model that "
     "knows nothing, as partial likelihoods of clients cannot be compared.",
-)
-FLAMBY = (
-    "FLamby's benchmark has these hospitals, with 10 of the 13 columns and a split of its own: "
-    "there the best published model for all has a mean accuracy of 73.5 %, each hospital alone "
-    "73.0 % (results/flamby sets personal models beside it). Rows here are others.",
 )
 LOSS = {
     "logistic": "logistic regression",
@@ -203,7 +199,7 @@ def prepare(config: RunConfig, seed: int | None = None, secret: bytes | None = N
     seed = config.training.seed if seed is None else seed
     if isinstance(config.data, TableSettings):
         return _from_file(config, config.data, seed, secret)
-    return _from_source(config, config.data, seed)
+    return _hospitals(config, config.data, seed)
 
 
 def _from_file(
@@ -343,29 +339,19 @@ def _kinds(found: Clients) -> tuple[str, ...]:
     return tuple(sentences)
 
 
-def _from_source(config: RunConfig, data: SourceSettings, seed: int) -> Prepared:
-    from scaffpd.run.problems import NAMES, problem  # a table needs none of them
-
-    name = data.source
-    if name not in NAMES:
-        raise unknown("data set", name, NAMES)
-    made = problem(name, test=data.test)
-    silos = made.silos(seed)
-    targets = [y for _, y in [*silos.train, *silos.test]]
-    about = f"{made.name}: {sum(map(len, targets))} rows, {len(silos.features)} columns"
-    labelled = targets[0].dtype.kind in "iub"  # labels are whole numbers, by their type
-    classes = silos.classes if labelled else 0
-    task = CLASSIFICATION if labelled else REGRESSION
+def _hospitals(config: RunConfig, data: SourceSettings, seed: int) -> Prepared:
+    silos = heart_disease(data.test, seed)
+    rows = sum(len(y) for _, y in [*silos.train, *silos.test])
+    columns = len(silos.features)
     return Prepared(
         silos.names,
         silos.train,
         silos.test,
-        _model(config, task, classes, range(len(silos.features))),
-        task,
-        tuple(map(str, range(classes))),
-        about,
-        "hospital" if name == "hospitals" else "client",
-        remarks=FLAMBY if name == "hospitals" else (),
+        _model(config, CLASSIFICATION, 2, range(columns)),
+        CLASSIFICATION,
+        ("0", "1"),
+        f"{data.source}: {rows} rows, {columns} columns",
+        "hospital",
         features=silos.features,
     )
 

@@ -13,6 +13,7 @@ from scaffpd.fields import Needs, SettingsTable
 
 AUTO = "auto"
 PRIVATE = 1e-3  # l2 where evidence would cost ε
+HOSPITALS = "hospitals"
 COUNTED = ("alike", "rows")
 Tolerance = Annotated[key.NonNegative, Needs("a number >= 0 (0: make all rounds)")]
 
@@ -36,9 +37,9 @@ AutoKappa = Annotated[float | str, _strength(1e-12), Needs('"auto" or a number a
 
 
 class SourceSettings(SettingsTable):
-    """[data]: a data set known by name."""
+    """[data]: the data set that is part of the package."""
 
-    source: key.Text
+    source: Annotated[str, key.one_of((HOSPITALS,))]
     test: key.Share = 0.2  # of rows held out
 
     @property
