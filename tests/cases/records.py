@@ -3,8 +3,8 @@
 from scaffpd.run.record import ClientScore, ModelRecord, Overall, RoundRecord, RunRecord
 
 
-def model(name, scores, *, role="", upwards=True, rows=50, clear=None, **more):
-    """A model with these scores by client; `clear` is whether each change is more than chance."""
+def model(name, scores, *, role="", upwards=True, rows=50, **more):
+    """A model with these scores by client."""
     clients = [
         ClientScore(
             client=client,
@@ -12,7 +12,6 @@ def model(name, scores, *, role="", upwards=True, rows=50, clear=None, **more):
             train_rows=100,
             test_rows=rows,
             test_score=value,
-            clear=None if clear is None else clear.get(client),
         )
         for client, value in scores.items()
     ]

@@ -53,11 +53,8 @@ def test_clients(code, clients):
         ({"max_rounds": 0}, "FairFederatedRegressor needs a whole number max_rounds >= 1, got 0."),
         ({"algorithm": "ScaffPD"}, "as ScaffPD does; 'ScaffPD' does not."),
         ({"algorithm": sp.FedAvg}, "as ScaffPD does; FedAvg does not."),
-        ({"algorithm": sp.FedAvg(local_steps=2)}, "tol needs a certificate, and there is none"),
-        (
-            {"algorithm": sp.ScaffPD(sp.Average()), "objective": sp.Agnostic()},
-            "The algorithm brings its own objective",
-        ),
+        ({"algorithm": lambda _: sp.FedAvg()}, "tol needs a certificate, and there is none"),
+        ({"algorithm": sp.ScaffPD(sp.Average())}, "algorithm must take an objective"),
         ({"random_state": -1}, "train needs a whole number seed >= 0, got -1."),
     ],
 )

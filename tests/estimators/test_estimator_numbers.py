@@ -4,6 +4,8 @@ several.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from estimator_tables import table
@@ -147,12 +149,11 @@ def test_a_method_by_name_reaches_the_same_point():
     base = sp.FairFederatedClassifier(**settings).fit(X, y, clients=clients)
     by_name = sp.FairFederatedClassifier(algorithm=sp.ScaffPD, max_rounds=5000, **settings)
     near(by_name.fit(X, y, clients=clients).coef_, base.coef_, 1e-3)
-    method = sp.MinimaxNewton(sp.ChiSquare(0.1))
-    ready = sp.FairFederatedClassifier(algorithm=method, **settings)
+    ready = sp.FairFederatedClassifier(algorithm=sp.MinimaxNewton, **settings)
     np.testing.assert_array_equal(ready.fit(X, y, clients=clients).coef_, base.coef_)
     drawn = [
         sp.FairFederatedClassifier(
-            algorithm=sp.ScaffPD(sp.ChiSquare(0.1), batch_size=8), tol=None, max_rounds=3
+            algorithm=partial(sp.ScaffPD, batch_size=8), tol=None, max_rounds=3
         )
         .set_params(random_state=seed)
         .fit(X, y, clients=clients)

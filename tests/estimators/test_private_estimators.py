@@ -89,7 +89,7 @@ def test_the_parameters_are_scikit_learns():
         ({"epsilon": 1, "clip": 0}, "clip > 0"),
         ({"epsilon": 1, "noise_seed": -1}, "a whole number >= 0 for experiments"),
         ({"epsilon": 1, "algorithm": sp.SubspaceSaddle}, "is not known beforehand"),
-        ({"epsilon": 1, "algorithm": sp.FedAvg(batch_size=9)}, "leave batch_size out"),
+        ({"epsilon": 1, "algorithm": lambda _: sp.FedAvg(batch_size=9)}, "leave batch_size out"),
     ],
 )
 def test_what_cannot_be_private_is_refused(settings, sentence):

@@ -18,7 +18,7 @@ from scaffpd.cli.results import show
 from scaffpd.run import page as report
 from scaffpd.run.page import embedded, harmless, pictures
 from scaffpd.run.page.figures import figures
-from scaffpd.run.page.vega import SERIES, SHAPES, THEMES
+from scaffpd.run.page.vega import PALETTE, SERIES, SHAPES
 from scaffpd.run.record import PathRecord, RunRecord
 
 HOSTILE = (
@@ -33,11 +33,10 @@ FIGURES = {
         "reliability",
         "coefficients",
         "certificate",
-        "losses",
     },
-    "hostile": {"clients", "certificate", "losses"},
-    "path": {"clients", "tradeoff", "certificate", "losses"},
-    "waiting": {"certificate", "losses"},
+    "hostile": {"clients", "certificate"},
+    "path": {"clients", "tradeoff", "certificate"},
+    "waiting": {"certificate"},
 }
 
 
@@ -209,16 +208,14 @@ def contrast(one, other):
     return (light + 0.05) / (dark + 0.05)
 
 
-@pytest.mark.parametrize("theme", THEMES)
-def test_words_and_marks_stand_out_from_their_paper(theme):
-    palette = THEMES[theme]
-    for paper in (palette["paper"], palette["card"]):
+def test_words_and_marks_stand_out_from_their_paper():
+    for paper in (PALETTE["paper"], PALETTE["card"]):
         for word in ("ink", "soft", "gain", "loss", "accent"):
-            assert contrast(palette[word], paper) >= 4.5, word
-        for mark in SERIES[theme]:
+            assert contrast(PALETTE[word], paper) >= 4.5, word
+        for mark in SERIES:
             assert contrast(mark, paper) >= 3, mark
-    assert contrast(palette["caution"], palette["caution-paper"]) >= 4.5
-    assert len(set(SERIES[theme])) == len(SHAPES)
+    assert contrast(PALETTE["caution"], PALETTE["caution-paper"]) >= 4.5
+    assert len(set(SERIES)) == len(SHAPES)
 
 
 CHROMIUM = (
@@ -256,9 +253,9 @@ def opened(browser, folders, tmp_path):
     said = []
     asked = []
 
-    def open_page(name, width=1280, scheme="light"):
+    def open_page(name, width=1280):
         file = report.write(folders[name], tmp_path / f"{name}.html")
-        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        context = browser.new_context(viewport={"width": width, "height": 900})
         contexts.append(context)
         page = context.new_page()
         page.on("console", lambda message: said.append(message.text))
@@ -278,16 +275,10 @@ def opened(browser, folders, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "width", "scheme"),
-    [
-        ("hospitals", 1280, "light"),
-        ("hospitals", 390, "dark"),
-        ("hostile", 390, "light"),
-        ("path", 1280, "dark"),
-    ],
+    ("name", "width"), [("hospitals", 1280), ("hospitals", 390), ("hostile", 390), ("path", 1280)]
 )
-def test_every_figure_is_drawn_and_fits(opened, name, width, scheme):
-    page = opened(name, width, scheme)
+def test_every_figure_is_drawn_and_fits(opened, name, width):
+    page = opened(name, width)
     for figure in FIGURES[name]:
         assert page.locator(f"#figure-{figure} svg[role=img][aria-label]").count() == 1
         assert page.locator(f"#figure-{figure} :is({MARKS})").count() > 2, figure
@@ -305,7 +296,7 @@ def test_what_is_clear_of_noise_is_marked(opened, folders):
     assert sum(text.endswith("*") for text in texts) == len(clear)
 
 
-def test_the_reader_sorts_unfolds_and_changes_the_theme(opened):
+def test_the_reader_sorts_and_unfolds(opened):
     page = opened("hospitals")
     page.click("summary:has-text('with intervals')")
     head = "details[open] th:has-text('alone'):not(:has-text('gain'))"
@@ -323,9 +314,6 @@ def test_the_reader_sorts_unfolds_and_changes_the_theme(opened):
     frame = page.locator("#figure-certificate").bounding_box()
     chart = page.locator("#figure-certificate svg").bounding_box()
     assert frame["width"] - 4 <= chart["width"] <= frame["width"]
-    page.click("#theme")
-    page.wait_for_selector("html[data-ready=yes][data-drawn=dark]")
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(20, 22, 26)"
 
 
 def test_one_screen_has_the_answer_and_every_client(opened):

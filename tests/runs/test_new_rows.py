@@ -208,13 +208,13 @@ def test_predictions_keep_negative_numbers_and_escape_formulas(tmp_path, monkeyp
     assert {row["predicted"] for row in found} == {"'-yes", "'=cmd|' /C calc'!A0"}
 
 
-def test_the_command_keeps_columns_scores_groups_and_overwrites_nothing(
+def test_the_command_keeps_columns_scores_clients_and_overwrites_nothing(
     trained, monkeypatch, capsys
 ):
     folder, _, _ = trained
     monkeypatch.chdir(folder)
     name = lines(folder)[0].split(",")[1]
-    assert cli.run(["predict", "run", "p.csv", "--keep", name, "--groups", "hospital"]) == 0
+    assert cli.run(["predict", "run", "p.csv", "--keep", name]) == 0
     shown = capsys.readouterr().out
     assert "AUC" in shown
     assert "all rows" in shown
@@ -229,11 +229,7 @@ def test_the_command_keeps_columns_scores_groups_and_overwrites_nothing(
     assert len(rest) + 1 == len(lines(folder)) - 1
     scores = (folder / "predictions.scores.csv").read_text().splitlines()
     assert scores[0].startswith("by,group,rows,accuracy,selection_rate,recall,")
-    assert (
-        sum(line.startswith("hospital,") for line in scores)
-        == sum(line.startswith("client,") for line in scores)
-        > 2
-    )
+    assert sum(line.startswith("client,") for line in scores) > 2
     assert cli.run(["predict", "run", "p.csv"]) == 2
     assert "already" in capsys.readouterr().err
     assert cli.run(["predict", "run", "p.csv", "--overwrite", "--json"]) == 0
@@ -300,11 +296,7 @@ def test_clients_whose_labels_are_all_new_are_scored_beside_the_others(trained, 
     assert cli.run(["predict", "run", "new.csv"]) == 0
     with open("predictions.scores.csv", newline="") as file:
         north, south, *_ = csv.DictReader(file)
-    assert (north["group"], float(north["accuracy"]), north["calibration_gap"]) == (
-        "north",
-        0.0,
-        "",
-    )
+    assert (north["group"], float(north["accuracy"]), north["base_rate"]) == ("north", 0.0, "")
     assert float(south["accuracy"]) > 0.5
     new = predict(folder / "run", folder / "new.csv").remarks[-1]
     assert (
@@ -326,21 +318,18 @@ def test_a_text_among_numbers_to_predict_is_not_scored(tmp_path):
     assert blank.truth is None
 
 
-def test_kept_cells_that_mean_missing_are_empty_and_a_group(trained, monkeypatch):
+def test_kept_cells_that_mean_missing_are_empty(trained, monkeypatch):
     folder, _, _ = trained
     words = {"north": "NA", "south": "", "west": " None"}
     rows = [[words[line.split(",")[0]], *line.split(",")] for line in lines(folder)[1:]]
     text = [",".join(row) for row in (["country", *lines(folder)[0].split(",")], *rows)]
     (folder / "new.csv").write_text("\n".join(text) + "\n")
     monkeypatch.chdir(folder)
-    assert cli.run(["predict", "run", "new.csv", "--keep", "country", "--groups", "country"]) == 0
+    assert cli.run(["predict", "run", "new.csv", "--keep", "country"]) == 0
     with open("predictions.csv", newline="") as file:
         assert [row["country"] for row in csv.DictReader(file)] == [
             row[0].replace("NA", "") for row in rows
         ]
-    with open("predictions.scores.csv", newline="") as file:
-        groups = [row["group"] for row in csv.DictReader(file) if row["by"] == "country"]
-    assert groups == ["(missing)", "None", "all rows"]
 
 
 def test_a_run_with_other_settings_leaves_nothing_of_the_one_before(tmp_path, monkeypatch):

@@ -81,8 +81,6 @@ def test_numbers_are_scored_as_by_scikit_learn():
             "rmse": metrics.root_mean_squared_error(y, x),
             "mae": metrics.mean_absolute_error(y, x),
             "r2": metrics.r2_score(y, x),
-            "mean_prediction": x.mean(),
-            "mean_truth": y.mean(),
         }
     )
     assert number_scores(np.ones(3), np.zeros(3))["r2"] is None
@@ -112,18 +110,8 @@ def test_bins_hold_every_row_once_and_equal_probabilities_together(n, digits):
     assert calibration(p, true)["calibration_error"] == pytest.approx(by_hand)
 
 
-def test_the_interval_of_the_gap_covers_the_truth_19_times_of_20():
-    random = np.random.default_rng(5)
-    hits = 0
-    for _ in range(400):
-        p = random.uniform(0, 1, 80)
-        found = calibration(p + 0.05, random.uniform(0, 1, 80) < p)
-        hits += found["calibration_gap_low"] <= 0.05 <= found["calibration_gap_high"]
-    assert 365 <= hits <= 395
-
-
 def test_the_folder_scores_what_predict_predicts(tmp_path):
-    """Clients and groups of all three models, by way of the file that `predict` reads."""
+    """Clients of all three models, by way of the file that `predict` reads."""
     file = patients(tmp_path / "p.csv", 400)
     config = asked(file, data_test=0.4, data_groups=["sex"], training={"splits": 1})
     trained(config, tmp_path / "run", join=True)
@@ -137,8 +125,8 @@ def test_the_folder_scores_what_predict_predicts(tmp_path):
     held = tmp_path / "held.csv"
     frame[frame.held].drop(columns="held").to_csv(held, index=False)
     for model in ("average", "fair", "personal"):
-        answers = predict(tmp_path / "run", held, model, ["sex"])
-        for row in [*answers.scores(), *answers.scores("sex")]:
+        answers = predict(tmp_path / "run", held, model)
+        for row in answers.scores():
             own = known[model, row.by, row.group]
             assert (own.rows, own.values) == (row.rows, pytest.approx(row.values, rel=1e-6))
     assert list(found.score_rows("fair", "sex")) == ["f", "m", "all rows"]

@@ -113,16 +113,6 @@ CASES = {
         USEFUL,
         "Column 'copy' alone tells the target",
     ),
-    "the same column twice": (
-        with_columns(BASE, again=lambda t: t["x0"]),
-        USEFUL,
-        "Columns 'x0' and 'again' are the same",
-    ),
-    "mostly missing": (
-        with_columns(BASE, seldom=lambda t: np.where(HOLES, "", t["x1"].astype(str))),
-        USEFUL,
-        "Column 'seldom' is missing in 7",
-    ),
     "a time and an event": (
         with_columns(
             BASE,

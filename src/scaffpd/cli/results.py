@@ -149,7 +149,6 @@ def report(
     form: Annotated[
         str, typer.Option("--format", help="html: one page; png, svg: a picture per figure.")
     ] = "html",
-    show: Annotated[bool, typer.Option("--open", help="Open the page in the browser.")] = False,
 ) -> None:
     """One page that opens offline: the verdict, who gains, who pays, and how to do it again.
 
@@ -168,8 +167,6 @@ def report(
     )
     for path in written:
         typer.echo(str(path))
-    if show and typer.launch(written[0].resolve().as_uri()) != 0:
-        typer.echo("No browser could be opened: open the file yourself.", err=True)
 
 
 def predict(
@@ -189,9 +186,6 @@ def predict(
     keep: Annotated[
         str | None, typer.Option(help="Columns to copy, with commas: an id, say.")
     ] = None,
-    groups: Annotated[
-        str | None, typer.Option(help="Columns to score by, beside clients: sex,race.")
-    ] = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an existing file.")
     ] = False,
@@ -200,8 +194,7 @@ def predict(
     """Apply a trained model to new rows, in their order; score it if they have the target.
 
     Missing values are filled as in training, for new clients from the rows at hand. Scores by
-    client, and by the columns of --groups, are shown and written to a CSV file beside the
-    predictions.
+    client are shown and written to a CSV file beside the predictions.
 
     Examples:
         scaffpd predict runs/patients new-patients.csv --keep age
@@ -218,13 +211,7 @@ def predict(
             "file-exists", f"{str(out)!r} already exists: choose another --out, or --overwrite."
         )
     copied = listed(keep)
-    cut = listed(groups)
-    found = answer(run, table, model, list(dict.fromkeys([*copied, *cut])))
-    if cut and found.truth is None:
-        raise InputError(
-            "groups-without-target",
-            f"--groups scores rows, but {table.name!r} has no target to score by.",
-        )
+    found = answer(run, table, model, copied)
     columns: Columns = {
         "client": found.clients,
         "risk" if found.survival else "predicted": found.predicted,
@@ -237,12 +224,10 @@ def predict(
                 "copied-column-clashes",
                 f"--keep {name}: the predictions already have a column of that name.",
             )
-    scored = {by: found.scores(by) for by in ("client", *cut)} if found.truth else {}
+    scored = found.scores()
     write_predictions(out, {name: found.copied[name] for name in copied} | columns, as_json)
     rows: list[dict[str, object]] = [
-        {"by": row.by, "group": row.group, "rows": row.rows, **row.values}
-        for own in scored.values()
-        for row in own
+        {"by": row.by, "group": row.group, "rows": row.rows, **row.values} for row in scored
     ]
     if rows:
         names = list(dict.fromkeys(name for row in rows for name in row))
@@ -250,8 +235,8 @@ def predict(
     if as_json:
         print_json({"predictions": str(out), "remarks": list(found.remarks), "scores": rows})
         return
-    for by, own in scored.items():
-        _show_scores(Console(highlight=False), by, own, list(map(str, found.labels)))
+    if scored:
+        _show_scores(Console(highlight=False), scored, list(map(str, found.labels)))
     say(Console(highlight=False, stderr=True), *found.remarks)
     pair = promise(run)
     if pair is not None:
@@ -266,8 +251,8 @@ def _chances(found: Predictions) -> Columns:
     return {} if math.isnan(until) else {f"probability to survive {until:g}": chance}
 
 
-def _show_scores(console: Console, by: str, rows: list[ScoreRow], labels: list[str]) -> None:
-    """Print a row per group, all rows together last."""
+def _show_scores(console: Console, rows: list[ScoreRow], labels: list[str]) -> None:
+    """Print a row per client, all rows together last."""
     from scaffpd.run.page.tables import head, written
 
     shown = [name for name in HEADS if any(name in row.values for row in rows)]
@@ -275,7 +260,7 @@ def _show_scores(console: Console, by: str, rows: list[ScoreRow], labels: list[s
         [row.group, whole(row.rows), *(written(name, row.values.get(name)) for name in shown)]
         for row in rows
     ]
-    heads = [by, "rows", *(head(labels, name).replace(" ", "\n") for name in shown)]
+    heads = ["client", "rows", *(head(labels, name).replace(" ", "\n") for name in shown)]
     print_table(console, heads, cells, "the .scores.csv file")
 
 

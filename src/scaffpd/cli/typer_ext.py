@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type
 import click
 import typer
 from pydantic.fields import FieldInfo
+from pydantic_core import to_jsonable_python
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 from typer.models import ArgumentInfo
 
@@ -234,16 +234,5 @@ def completing(*names: str) -> Callable[[str], list[str]]:
 def print_json(value: object) -> None:
     """Print one value; infinite numbers and NaN become null, letters are escaped if need be."""
     plain = (getattr(sys.stdout, "encoding", None) or "").lower().replace("-", "") != "utf8"
-    typer.echo(json.dumps(_plain(value), indent=2, ensure_ascii=plain, allow_nan=False))
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(item) for item in value]
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
-    return value
+    values = to_jsonable_python(value, inf_nan_mode="null")
+    typer.echo(json.dumps(values, indent=2, ensure_ascii=plain, allow_nan=False))

@@ -64,10 +64,8 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
         tol: stop when the optimality gap is proven to be at most this; `None` makes all rounds, and
             so does `epsilon`, because with noise nothing can be proven.
         max_rounds: the most communication rounds; `None` is 1000, and 30 with `epsilon`.
-        algorithm: `None` is `fair(objective)`; else a function of the objective, such as `ScaffPD`,
-            or a ready algorithm, which has its own objective.
+        algorithm: `None` is `fair(objective)`; else a function of the objective, such as `ScaffPD`.
         random_state: seeds algorithms that draw minibatches or clients.
-        verbose: show a progress bar.
         epsilon: differential privacy of every row: ε of all that the clients send in `fit`, counts
             for the thresholds of curves included.
             Standardised rows longer than 3 are shortened for it. Not covered: means and deviations

@@ -199,9 +199,8 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
     pairs: int = 0
     tol: float | None = 1e-6
     max_rounds: int | None = None
-    algorithm: Algorithm | Callable[[Objective], Algorithm] | None = None
+    algorithm: Callable[[Objective], Algorithm] | None = None
     random_state: int | np.random.RandomState | None = None
-    verbose: int = 0
     epsilon: float | None = None
     delta: float = 1e-5
     clip: float = 1.0
@@ -307,7 +306,7 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         if counts is not None and cohort.channel.account is not None:
             cohort.channel.account.charge(counts.releases)
         seed = _seed(self.random_state)
-        result = train(algorithm, cohort, rounds, self._tol, seed, progress=bool(self.verbose))
+        result = train(algorithm, cohort, rounds, self._tol, seed, progress=False)
         self.result_ = result
         self.history_ = result.history
         self.status_ = str(result.status)
@@ -369,22 +368,14 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
     def _algorithm(self, objective: Objective) -> Algorithm:
         if self.algorithm is None:
             return fair(objective) if self.epsilon is None else fair(objective, LOCAL_STEPS)
-        if isinstance(self.algorithm, type) or not hasattr(self.algorithm, "round"):
-            try:
-                return self.algorithm(objective)
-            except TypeError:
-                given = getattr(self.algorithm, "__name__", repr(self.algorithm))
-                raise InputError(
-                    "algorithm-without-objective",
-                    f"algorithm must take an objective, as ScaffPD does; {given} does not.",
-                ) from None
-        if self.objective is not None:
+        try:
+            return self.algorithm(objective)
+        except TypeError:
+            given = getattr(self.algorithm, "__name__", repr(self.algorithm))
             raise InputError(
-                "two-objectives",
-                "The algorithm brings its own objective: leave objective out.",
-            )
-        assert isinstance(self.algorithm, Algorithm)
-        return self.algorithm
+                "algorithm-without-objective",
+                f"algorithm must take an objective, as ScaffPD does; {given} does not.",
+            ) from None
 
     def _finish(self) -> Self:
         """Say what did not go as asked, once everything that was found is stored."""

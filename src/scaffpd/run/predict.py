@@ -20,7 +20,6 @@ from scaffpd.data.tabular.columns import (
     FeatureTable,
     Mask,
     Matrix,
-    is_missing,
 )
 from scaffpd.data.tabular.encode import ClientRows, Target
 from scaffpd.data.tabular.formats import OpenTable, open_table
@@ -65,17 +64,15 @@ class Predictions:
         """Of the predicted label; NaN where there is none."""
         return self.shares.max(1) if self.shares.shape[1] else np.full(len(self.predicted), np.nan)
 
-    def scores(self, by: str = "client") -> list[ScoreRow]:
-        """Score every client, or every value of a copied column, and all rows together last.
+    def scores(self) -> list[ScoreRow]:
+        """Score every client, and all rows together last.
 
         Empty without a target; see `label_scores` and `number_scores` for what the numbers are.
         """
         if self.truth is None:
             return []
-        cells = self.clients if by == "client" else [_text(cell) for cell in self.copied[by]]
-        nobody = "(nobody)" if by == "client" else "(missing)"
         known = [k for k, value in enumerate(self.truth) if value is not None]
-        names = [nobody if is_missing(cells[k]) else cells[k] for k in known]
+        names = [self.clients[k] or "(nobody)" for k in known]
         y: list[Answer | None] = [self.truth[k] for k in known]
         guess: list[Answer | None] = [self.predicted[k] for k in known]
         if self.labels:
@@ -86,15 +83,11 @@ class Predictions:
         groups = np.array(names, dtype=object)
         order = sorted(set(names))
         return [
-            ScoreRow(model="", by=by, group=group, rows=rows, values=found)
+            ScoreRow(model="", by="client", group=group, rows=rows, values=found)
             for group, rows, found in score_groups(
                 np.array(y), np.array(guess), shares, groups, order
             )
         ]
-
-
-def _text(cell: object) -> str:
-    return "" if cell is None else str(cell).strip()
 
 
 def predict(

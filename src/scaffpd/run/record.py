@@ -50,7 +50,6 @@ class ClientScore(RecordPart):
     test_loss: Number = None
     train_score: Number = None  # the run's measure
     test_score: Number = None
-    clear: bool | None = None  # whether the change from the model before is more than chance
     epsilon: Number = None  # ε_i that the client has spent
 
 
@@ -331,7 +330,6 @@ class RunRecord(RecordPart):
     clients: list[str]
     models: list[ModelRecord] = Field(min_length=1)
     verdict: list[str] = []  # sentences of the run's own; else they are made from the numbers
-    answers: dict[str, str] = {}  # likewise, to the questions of `run.page.verdict`
     remarks: list[str] = []
     cautions: list[str] = []
     path: PathRecord | None = None
@@ -433,24 +431,12 @@ class RunRecord(RecordPart):
         }
 
     @property
-    def tested(self) -> dict[str, bool]:
-        """Whether each client's change is more than chance; empty where that was not tested."""
-        if self.pair is None:
-            return {}
-        return {s.client: s.clear for s in self.pair[1].clients if s.clear is not None}
-
-    @property
     def paying(self) -> dict[str, list[str]]:
         """The clients for which the shown model pays ("yes"), costs ("no"), or is within noise."""
         found: dict[str, list[str]] = {YES: [], NO: [], NOISE: []}
         if self.joining is not None:
             for client in self.joining.order:
                 found[self.joining.pays(client)].append(client)
-        elif self.pair is not None:
-            gains = self.gains(*self.pair)
-            for client, clear in self.tested.items():
-                pays = YES if gains.get(client, 0.0) > 0 else NO
-                found[pays if clear else NOISE].append(client)
         return found
 
     @property

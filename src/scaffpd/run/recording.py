@@ -37,7 +37,7 @@ from scaffpd.run.train import Trained
 from scaffpd.study.coefficients import FIELDS, CoefficientTable
 from scaffpd.study.gains import ALONE, AVERAGE, CONSTANT, PERSONAL, Joining
 from scaffpd.training.history import SCALARS, History
-from scaffpd.training.metrics import NOISE, Weights, every, worst_fifth
+from scaffpd.training.metrics import Weights, every, worst_fifth
 
 MOST_LABELS = 12  # that are named among the settings
 OVER = (CONSTANT, ALONE, AVERAGE)  # what gains are over
@@ -77,7 +77,7 @@ def record(
         labels=list(prepared.labels),
         word=" ".join(prepared.word.split()) or "client",
         clients=list(prepared.names),
-        models=[_model(one, prepared, measured) for one in models],
+        models=[_model(one, prepared) for one in models],
         remarks=list(prepared.remarks),
         cautions=[caution] if caution else [],
         path=path,
@@ -110,10 +110,10 @@ def _effects(found: CoefficientTable, survival: bool) -> list[CoefficientRow]:
     ]
 
 
-def _model(one: Trained, prepared: Prepared, joining: JoiningRecord | None) -> ModelRecord:
+def _model(one: Trained, prepared: Prepared) -> ModelRecord:
     """Describe how a model was trained, how that ended, and how it serves every client."""
     result = one.result
-    clients = _client_scores(one, prepared, joining)
+    clients = _client_scores(one)
     values = {
         score.client: score.test_score if prepared.test else score.train_score for score in clients
     }
@@ -155,11 +155,8 @@ def round_records(history: History) -> list[RoundRecord]:
     return [RoundRecord.model_validate(row) for row in rounds]
 
 
-def _client_scores(
-    one: Trained, prepared: Prepared, joining: JoiningRecord | None
-) -> list[ClientScore]:
+def _client_scores(one: Trained) -> list[ClientScore]:
     spent = one.result.privacy
-    marks = _marks(one, joining)
     found = []
     for i, name in enumerate(one.result.names):
         test = one.test
@@ -173,19 +170,10 @@ def _client_scores(
                 test_loss=None if test is None else float(test.loss[i]),
                 train_score=float(one.train.accuracy[i]),
                 test_score=None if test is None else float(test.accuracy[i]),
-                clear=marks.get(name),
                 epsilon=None if spent is None else float(spent.epsilon[i]),
             )
         )
     return found
-
-
-def _marks(one: Trained, joining: JoiningRecord | None) -> dict[str, bool]:
-    """Return where the gain over the average model is more than chance."""
-    if joining is None or one.name not in joining.models:
-        return {}
-    pays = {client: own[one.name].pays for client, own in joining.by_client.items()}
-    return {client: own[AVERAGE] != NOISE for client, own in pays.items() if AVERAGE in own}
 
 
 def joining_record(found: Joining) -> JoiningRecord:

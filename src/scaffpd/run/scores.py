@@ -112,15 +112,13 @@ def label_scores(y: Places, guess: Places, shares: Matrix, of: int = 2) -> Score
 
 
 def number_scores(y: Matrix, predicted: Matrix) -> Scores:
-    """Score predicted numbers: RMSE, mean absolute error, R² = 1 − Σ(y − ŷ)²/Σ(y − ȳ)², means."""
+    """Score predicted numbers: RMSE, mean absolute error, R² = 1 − Σ(y − ŷ)²/Σ(y − ȳ)²."""
     error = y - predicted
     spread = float(((y - y.mean()) ** 2).sum())
     return {
         "rmse": float(np.sqrt((error**2).mean())),
         "mae": float(np.abs(error).mean()),
         "r2": 1 - float((error**2).sum()) / spread if spread > 0 else None,
-        "mean_prediction": float(predicted.mean()),
-        "mean_truth": float(y.mean()),
     }
 
 
@@ -137,23 +135,16 @@ def believed(y: Places, guess: Places, shares: Matrix) -> tuple[Matrix, NDArray[
 def calibration(p: Matrix, true: NDArray[np.bool_]) -> Scores:
     """Hold probabilities against what came true.
 
-    Returns the mean_probability beside its base_rate; their difference, calibration_gap, with its
-    95 % interval (of the mean of p − [true] over rows); and calibration_error, the mean over rows
-    of how far their bin is off.
+    Returns the mean_probability beside its base_rate; and calibration_error, the mean over rows of
+    how far their bin is off.
     """
     if not len(p):
         return {}
-    off = p - true
-    half = Z * float(off.std(ddof=1)) / math.sqrt(len(off)) if len(off) > 1 else math.inf
-    gap = float(off.mean())
     bins = reliability(p, true)
     error = sum(one.rows * abs(one.mean_probability - one.base_rate) for one in bins) / len(p)
     return {
         "mean_probability": _mean(p),
         "base_rate": _mean(true),
-        "calibration_gap": gap,
-        "calibration_gap_low": max(gap - half, -1.0),
-        "calibration_gap_high": min(gap + half, 1.0),
         "calibration_error": error,
     }
 

@@ -7,7 +7,6 @@ over rows j, with Student's t interval; over splits, it is corrected for rows th
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -24,7 +23,6 @@ from scaffpd.training.metrics import (
     NOISE,
     YES,
     HeldOutMoments,
-    PairedDifference,
     RelativeGain,
     SplitTables,
     Weights,
@@ -74,8 +72,6 @@ class Joining:
         measure: "accuracy", "rmse" or "concordance", whose loss is the share of wrong pairs.
         rows: (trained on, held out) of every client.
         evidence: what intervals of losses are made from.
-        errors: the same of the share of wrong labels or, for regression, of root mean squared
-            errors.
         splits: how many splits this is the mean of.
         word: what a client is called.
         results: of the training of average, fair and personal, on the first split.
@@ -92,7 +88,6 @@ class Joining:
     measure: str
     rows: tuple[tuple[int, int], ...] = field(repr=False)
     evidence: HeldOutMoments | SplitTables = field(repr=False)
-    errors: HeldOutMoments | SplitTables = field(repr=False)
     splits: int = 1
     word: str = "client"
     results: Mapping[str, Result] = field(default_factory=dict, repr=False)
@@ -108,16 +103,15 @@ class Joining:
             raise InputError("too-few-splits", "A mean over splits needs at least two of them.")
         # n₂/n₁ of Nadeau and Bengio: splits share rows, which a plain interval does not know
         overlap = sum(held for _, held in first.rows) / sum(trained for trained, _ in first.rows)
-        evidence, errors = (
-            SplitTables([part for part in parts if isinstance(part, HeldOutMoments)], overlap)
-            for parts in ([one.evidence for one in several], [one.errors for one in several])
+        parts = [one.evidence for one in several]
+        evidence = SplitTables(
+            [part for part in parts if isinstance(part, HeldOutMoments)], overlap
         )
         return replace(
             first,
             loss=evidence.means,
             score=known_mean([one.score for one in several]),
             evidence=evidence,
-            errors=errors,
             splits=len(several),
         )
 
@@ -126,12 +120,6 @@ class Joining:
         model's losses.
         """
         return RelativeGain.of(self.evidence.difference(*self._places(over, model), of or every))
-
-    def change(self, model: str, over: str = ALONE, of: Weights | None = None) -> PairedDifference:
-        """Return the gain in accuracy (as a share) or error (in units of the target); better is
-        positive in either.
-        """
-        return self.errors.difference(*self._places(over, model), of or every)
 
     @cached_property
     def judged(self) -> list[int]:
@@ -288,34 +276,6 @@ class Joining:
             else f"none {who} clearly gains"
         )
         return f"{gaining}, {lose or 'none'} clearly lose{'' if lose > 1 else 's'}"
-
-    def table(self) -> list[dict[str, str | float]]:
-        """Return a row for every client judged and model: loss, score, gains over alone and the
-        average.
-
-        Cells are empty where a model would be compared with itself, or nothing is known.
-        """
-        rows = []
-        pays = {model: self.pays(model) for model in self.models}
-        gains = {(m, over): self.gains(m, over) for m in self.models for over in (ALONE, AVERAGE)}
-        for i in self.judged:
-            for k, model in enumerate(self.models):
-                row: dict[str, str | float] = {
-                    "client": self.names[i],
-                    "model": model,
-                    "train_rows": self.rows[i][0],
-                    "test_rows": self.rows[i][1],
-                    "test_loss": float(self.loss[k, i]),
-                    f"test_{self.measure}": float(self.score[k, i]),
-                }
-                for over in (ALONE, AVERAGE):
-                    gain = gains[model, over][i]
-                    for end, value in zip(("", "_low", "_high"), gain, strict=True):
-                        known = over != model and math.isfinite(value)
-                        row[f"gain_over_{over}{end}"] = value if known else ""
-                row["pays"] = "" if model == ALONE else pays[model][i]
-                rows.append(row)
-        return rows
 
     @property
     def method(self) -> str:

@@ -161,7 +161,7 @@ class JoiningSplit:
             + [self.model.outputs(own[i], X) for own in answers.values()]
             for i, (X, _) in enumerate(self.test)
         ]
-        evidence, wrong, measure = self.scored(outputs, unit, block)
+        evidence, score, measure = self.scored(outputs, unit, block)
         # a client that was not trained on takes the average model, or the shared one
         strangers = {name: results[AVERAGE if name == ALONE else name].x for name in answers}
         parameters = {name: np.stack([strangers[name], *own]) for name, own in answers.items()}
@@ -173,11 +173,10 @@ class JoiningSplit:
             self.names,
             (CONSTANT, *answers),
             evidence.means,
-            wrong.means if measure == "rmse" else 1 - wrong.means,
+            score,
             measure,
             tuple((n, len(y)) for n, (_, y) in zip(sizes, self.test, strict=True)),
             evidence,
-            wrong,
             word=word,
             results=results,
             parameters=parameters,
@@ -188,35 +187,30 @@ class JoiningSplit:
 
     def scored(
         self, outputs: Sequence[Sequence[Array]], unit: float, block: int
-    ) -> tuple[HeldOutMoments, HeldOutMoments, str]:
-        """Score every client's outputs, model by model: losses, errors, and what errors are of."""
+    ) -> tuple[HeldOutMoments, Array, str]:
+        """Score every client's outputs, model by model: losses, scores, and what scores are."""
         if self.model.loss == COX:
             wrong = HeldOutMoments.of(wrong_pairs(outputs, [y for _, y in self.test], self.model))
-            return wrong, wrong, "concordance"
+            return wrong, 1 - wrong.means, "concordance"
         losses = []
-        errors = []
+        scores = []
         measure = "accuracy"
         for own, (_, targets) in zip(outputs, self.test, strict=True):
             y, exposure, w = self.model.parts(targets)
             rates = y / exposure if self.model.exposed else y
             found = [answered(self.model, z, rates) for z in own]
-            rooted = [w * exposure * loss for loss, _ in found]
-            losses.append(np.stack(rooted))
+            losses.append(np.stack([w * exposure * loss for loss, _ in found]))
+            squares = losses[-1]
             if self.model.loss == "poisson":
                 means = [loss_named("poisson").mean(z[:, 0]) for z in own]
-                rooted = [w * (exposure * mean - y) ** 2 for mean in means]
-            pairs = zip(rooted, found, strict=True)
-            errors.append(
-                np.stack(
-                    [
-                        _root(unit, square) if hit is None else w * (1 - hit)
-                        for square, (_, hit) in pairs
-                    ]
-                )
-            )
-            measure = "rmse" if found[0][1] is None else measure
-        evidence, wrong = (HeldOutMoments.of(rows, block) for rows in (losses, errors))
-        return evidence, wrong, measure
+                squares = np.stack([w * (exposure * mean - y) ** 2 for mean in means])
+            hits = [hit for _, hit in found if hit is not None]
+            if hits:
+                scores.append(1 - np.mean([w * (1 - hit) for hit in hits], axis=1))
+            else:
+                scores.append(unit * np.sqrt(squares.mean(1)))
+                measure = "rmse"
+        return HeldOutMoments.of(losses, block), np.stack(scores, axis=1), measure
 
     @cached_property
     def _shared(self) -> Cohort:
@@ -253,15 +247,6 @@ def provable(model: object) -> bool:
     """Return whether a gap can be proven: every coefficient of a linear model has a ridge."""
     base = base_of(model)
     return isinstance(base, Linear) and bool(np.min(np.asarray(base.l2, dtype=float)) > 0)
-
-
-def _root(unit: float, loss: Array) -> Array:
-    """Return a number for every row whose mean is unit·√L, with the covariances of unit·√L to first
-    order.
-    """
-    root = math.sqrt(loss.mean())
-    found: Array = unit * (root + (loss - loss.mean()) / (2 * root)) if root > 0 else 0 * loss
-    return found
 
 
 def answered(model: Linear, z: Array, y: Array) -> tuple[Array, Array | None]:

@@ -131,16 +131,6 @@ class PairedDifference(NamedTuple):
     freedom: float = 1e9
 
     @property
-    def ends(self) -> tuple[float, float, float]:
-        """The difference, and the ends of its interval."""
-        return self.mean, self.mean - self.half, self.mean + self.half
-
-    @property
-    def clear(self) -> bool:
-        """Return whether the interval excludes zero."""
-        return abs(self.mean) > self.half
-
-    @property
     def chance(self) -> float:
         """The p-value of no difference, by the paired t test; 1 where nothing is known.
 
@@ -151,26 +141,6 @@ class PairedDifference(NamedTuple):
             return 1.0
         t = abs(self.mean) / self.half * student(self.freedom)
         return 2 * float(stdtr(self.freedom, -t))
-
-    def in_units(self, measure: str, than: str) -> str:
-        """Say it, such as "1.2 points above alone (95 % interval 0.4 to 2.0)" of an accuracy."""
-        scale, unit = (100.0, " points") if measure == "accuracy" else (1.0, "")
-        sign = -1 if measure == "rmse" else 1  # a gain: more accuracy, less error
-        low, high = sorted(sign * scale * v for v in self.ends[1:])
-        digits = (
-            1
-            if measure == "accuracy"
-            else max(0, 2 - math.floor(math.log10(max(self.base, 1e-300))))
-        )
-        ends = f"95 % interval {low:+.{digits}f} to {high:+.{digits}f}".replace("-", "−")
-        if not math.isfinite(self.half):
-            ends = "too few rows for an interval"
-        if not self.clear:
-            return f"no different from {than} ({ends})"
-        return (
-            f"{scale * abs(self.mean):.{digits}f}{unit} "
-            f"{'above' if sign * self.mean > 0 else 'below'} {than} ({ends})"
-        )
 
 
 def clearly(found: Sequence[PairedDifference]) -> list[str]:

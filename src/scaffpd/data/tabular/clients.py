@@ -40,7 +40,6 @@ from scaffpd.data.tabular.columns import (
     Matrix,
     Values,
     leaking_columns,
-    odd_columns,
     spelt,
 )
 from scaffpd.data.tabular.encode import ClientRows, Encoded, Target
@@ -127,7 +126,6 @@ def read_clients(source: TableSettings, seed: int = 0, counting: Counting = plai
         *recognised(looked, found.goal.name),
         *_task(source, wanted),
         *([f"Target {source.target!r} {wanted.note}."] if wanted.note else []),
-        *odd_columns(found.features.columns, len(wanted.values)),
         *leaking_columns(
             found.features.columns, wanted.values, bool(wanted.labels), found.owner.values
         ),

@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from hashlib import sha256
 from typing import Final
 
 import numpy as np
@@ -32,7 +31,6 @@ CODES = np.array(
     [-1.0, -9.0, *(s * (10.0**k - 1) / d for k in range(2, 10) for d in (1, 10) for s in (-1, 1))]
 )
 REPEATED = 0.001  # the smallest share of rows with a code, and three rows at least
-MOSTLY = 0.5  # a larger share of missing values is pointed out
 BEYOND_CHANCE = math.log(1e6)  # a column that tells all labels of rows at random is rarer than this
 
 
@@ -167,24 +165,6 @@ def leaking_columns(
         for column in columns
         if _leaks(column, goal, labelled, whose)
     ]
-
-
-def odd_columns(columns: Sequence[DataColumn], rows: int) -> list[str]:
-    """Say which columns are mostly missing, and which are the same."""
-    found = []
-    first: dict[bytes, str] = {}
-    for column in columns:
-        share = float(column.missing.mean()) if rows else 0.0
-        if share > MOSTLY:
-            found.append(f"Column {column.name!r} is missing in {share:.0%} of the rows.")
-        values = column.values.astype(np.float64)
-        if column.categories:  # the order of names must not matter
-            _, place, whose = np.unique(values, return_index=True, return_inverse=True)
-            values = np.argsort(np.argsort(place))[whose].astype(np.float64)
-        twin = first.setdefault(sha256(values.tobytes()).digest(), column.name)
-        if twin != column.name:
-            found.append(f"Columns {twin!r} and {column.name!r} are the same: leave one out.")
-    return found
 
 
 def _leaks(column: DataColumn, goal: Targets, labelled: bool, owner: NDArray[np.int64]) -> bool:

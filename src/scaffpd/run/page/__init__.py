@@ -96,10 +96,10 @@ def write_figures(
 
 
 def pictures(run: RunRecord, form: str) -> dict[str, bytes]:
-    """Draw the figures of a run in the light theme; contents by file name."""
+    """Draw the figures of a run; contents by file name."""
     convert = needed(*VEGA)
     style = {
-        "config": {**vega.config("light"), "background": "#ffffff"},
+        "config": {**vega.config(), "background": "#ffffff"},
         "allowed_base_urls": [],
     }
     found: dict[str, bytes] = {}
@@ -141,7 +141,7 @@ def page(run: RunRecord, library: str) -> str:
     script = packaged("page.js")
     library = harmless(library)
     scripts = {
-        "themes": {name: vega.config(name) for name in vega.THEMES},
+        "config": vega.config(),
         "data": {name: rows for figure in drawn for name, rows in figure.data.items()},
         "figures": [
             {"name": f.name, "alt": f.alt, "spec": f.specification, "tables": list(f.data)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from scaffpd.numbers import brief, change, plural, whole
@@ -19,7 +19,7 @@ from scaffpd.run.page.tables import (
 )
 from scaffpd.run.page.vega import LOOSE, MANY, STEP, Figure, Rows, Spec, layer, short
 from scaffpd.run.page.verdict import meanings
-from scaffpd.run.record import EVERYONE, THIRDS, RoundRecord, RunRecord, ScoreRow
+from scaffpd.run.record import EVERYONE, THIRDS, RunRecord, ScoreRow
 
 JOINED = ("average", "fair", "personal", "alone")  # in the order of their colours
 EXPLAINED = {
@@ -35,8 +35,8 @@ MOST_ROUNDS = 200  # points of a line: beyond, it looks the same
 def figures(run: RunRecord) -> list[Figure]:
     """Make all figures that the run has the numbers for."""
     makers = (
-        *(joining, clients, tradeoff, reliability, survival, risks),
-        *(coefficients, certificate, losses),
+        *(joining, clients, tradeoff, reliability),
+        *(survival, risks, coefficients, certificate),
     )
     found = [figure for maker in makers if (figure := maker(run)) is not None]
     for part in {figure.part for figure in found}:
@@ -170,24 +170,20 @@ def clients(run: RunRecord) -> Figure | None:
     lines: Rows = []
     for client in names if pair else ():
         moved = change(run.sign * gains.get(client, 0.0), run.measure)
-        clear = run.tested.get(client)
-        tone = "" if clear is False else tone_of(gains.get(client, 0.0), moved)
         lines.append(
             {
                 "client": client,
                 "before": _scaled(run, values[pair[0].name].get(client)) if pair else None,
                 "after": _scaled(run, values[pair[1].name].get(client)) if pair else None,
-                "tone": tone or "quiet",
-                "change": f"{moved}*" if clear else moved,
+                "tone": tone_of(gains.get(client, 0.0), moved) or "quiet",
+                "change": moved,
             }
         )
     caption = f"Each row is one {run.word}; further {'right' if run.upwards else 'left'} is better."
     if pair:
-        caption += " The line runs from before to after, and the number beside it is the change"
         caption += (
-            ": green with * for a gain clear of noise, orange with * for such a loss, grey within."
-            if run.tested
-            else ": green for a gain, orange and dashed for a loss; noise was not tested."
+            " The line runs from before to after, and the number beside it is the change: green "
+            "for a gain, orange and dashed for a loss; noise was not tested."
         )
     if few:
         caption += f" † hollow: fewer than {FEW} test rows, so uncertain."
@@ -403,66 +399,34 @@ def coefficients(run: RunRecord) -> Figure | None:
 
 
 def certificate(run: RunRecord) -> Figure | None:
-    """Show the proven gap, where there is one."""
-    return _over_rounds(
-        run,
-        "certificate",
-        "How close to optimal, proven",
-        "What training minimises is at most this far above its smallest possible value, by proof "
-        "and with rounding counted; lower is closer.",
-        "proven gap to the optimum",
-        lambda one: one.certificate,
-    )
-
-
-def losses(run: RunRecord) -> Figure | None:
-    """Show the largest training loss of a client."""
-    noisy = " Losses that clients have sent carry their noise." if run.privacy else ""
-    return _over_rounds(
-        run,
-        "losses",
-        "The largest loss while training",
-        f"That of the {run.word} with the largest loss in a round, on training rows, regulariser "
-        f"included.{noisy}",
-        "largest training loss",
-        lambda one: max((loss for loss in one.losses if loss is not None), default=None),
-    )
-
-
-def _over_rounds(
-    run: RunRecord,
-    name: str,
-    heading: str,
-    caption: str,
-    title: str,
-    of: Callable[[RoundRecord], float | None],
-) -> Figure | None:
-    """Draw a line per model over rounds on a logarithmic scale: no more points than can be seen."""
+    """Show the proven gap, where there is one: a line per model over rounds."""
     rows: Rows = []
     for model in shown_models(run) or run.models:
         count = len(model.history)
+        # no more points than can be seen
         step = max((count - 1) / (MOST_ROUNDS - 1), 1.0)
         places = {min(round(i * step), count - 1) for i in range(min(count, MOST_ROUNDS))}
         for one in (model.history[k] for k in sorted(places)):
-            value = of(one)
-            if value is not None and value > 0:
-                rows.append({"model": model.name, "round": one.round, "value": short(value)})
+            gap = one.certificate
+            if gap is not None and gap > 0:
+                rows.append({"model": model.name, "round": one.round, "value": short(gap)})
     if not rows:
         return None
     names = list(dict.fromkeys(str(row["model"]) for row in rows))
     scale: Spec = {"type": "log", "nice": False, "padding": 8}
-    y = vega.quantity("value", title, scale, format=".1~e" if name == "certificate" else ",.3~r")
+    y = vega.quantity("value", "proven gap to the optimum", scale, format=".1~e")
     ends: Spec = {"x": vega.across("round", "round", tickMinStep=1, tickCount=5), "y": y}
     line: Spec = {**ends, "stroke": vega.colour("model", names)}
     return Figure(
-        name,
-        heading,
-        caption,
-        f"The {title} of every model over rounds, on a logarithmic scale.",
+        "certificate",
+        "How close to optimal, proven",
+        "What training minimises is at most this far above its smallest possible value, by proof "
+        "and with rounding counted; lower is closer.",
+        "The proven gap of every model over rounds, on a logarithmic scale.",
         "training",
-        {name: rows},
+        {"certificate": rows},
         [
-            layer("line", line, "", name),
-            vega.dots({**ends, **vega.looks("model", names)}, name, 26),
+            layer("line", line, "", "certificate"),
+            vega.dots({**ends, **vega.looks("model", names)}, "certificate", 26),
         ],
     )

@@ -4,10 +4,7 @@
   const root = document.documentElement;
   const all = (query, within = document) => Array.from(within.querySelectorAll(query));
   const drawn = new Map(); // the finished views by the figure's name
-  const system = matchMedia("(prefers-color-scheme: dark)");
   let drawing = Promise.resolve();
-
-  const theme = () => root.dataset.theme || (system.matches ? "dark" : "light");
 
   // The width that a figure will have once its section is unfolded.
   function hiddenWidth(place) {
@@ -27,7 +24,7 @@
     };
     drawn.get(figure.name)?.finalize();
     const { view } = await window.vegaEmbed(place, spec, {
-      actions: false, ast: true, config: report.themes[theme()], defaultStyle: false, hover: false, logLevel: 1, mode: "vega-lite",
+      actions: false, ast: true, config: report.config, defaultStyle: false, hover: false, logLevel: 1, mode: "vega-lite",
       renderer: "svg", tooltip: { disableDefaultStyle: true, theme: "page" },
     });
     drawn.set(figure.name, view);
@@ -40,7 +37,6 @@
   // One after the other, the first first; a redraw that is asked for meanwhile waits its turn.
   function drawAll() {
     root.dataset.ready = "no";
-    root.dataset.drawn = theme();
     drawing = drawing.then(async () => {
       for (const figure of report.figures) await draw(figure);
     }).catch((error) => console.error(error)).then(() => { root.dataset.ready = "yes"; });
@@ -77,11 +73,6 @@
 
   document.getElementById("copy")?.addEventListener("click", (event) => copy(event.currentTarget));
   all(".sortable th[aria-sort]").forEach((head) => head.querySelector("button").addEventListener("click", () => sort(head)));
-  document.getElementById("theme").addEventListener("click", () => {
-    root.dataset.theme = theme() === "dark" ? "light" : "dark";
-    drawAll();
-  });
-  system.addEventListener("change", () => { if (!root.dataset.theme) drawAll(); });
   let wide = innerWidth, waiting = 0;
   addEventListener("resize", () => {
     clearTimeout(waiting);

@@ -92,21 +92,19 @@ def client_lines(run: RunRecord) -> list[ClientLine]:
     """Return a line for every client."""
     models = shown_models(run)
     gains = run.gains(*run.pair) if run.pair else {}
-    tested = run.tested
     main = run.main.by_client
     lines = []
     for client in run.clients:
         gain = gains.get(client)
-        clear = tested.get(client)
         moved = None if gain is None else run.sign * gain
         text = change(moved, run.measure)
-        tone = "" if gain is None or clear is False else tone_of(gain, text)
+        tone = "" if gain is None else tone_of(gain, text)
         score = main.get(client) or ClientScore(client=client)
         lines.append(
             ClientLine(
                 score,
                 [_cell(run, model.by_client.get(client)) for model in models],
-                Cell(moved, f"{text}*" if clear else text, tone),
+                Cell(moved, text, tone),
                 uncertain(run, score),
             )
         )

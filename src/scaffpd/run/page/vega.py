@@ -1,4 +1,4 @@
-"""Colours and type of the page, light and dark, and the parts that its Vega-Lite figures share."""
+"""Colours and type of the page, and the parts that its Vega-Lite figures share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FONT = (
     "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Liberation Sans', Arial, "
     "sans-serif"
 )
-LIGHT = {
+PALETTE = {
     "paper": "#fbfaf7",
     "card": "#ffffff",
     "ink": "#1b1e24",
@@ -25,25 +25,8 @@ LIGHT = {
     "caution": "#7a4b00",
     "caution-paper": "#fdf4e1",
 }
-DARK = {
-    "paper": "#14161a",
-    "card": "#1b1e24",
-    "ink": "#eceae6",
-    "soft": "#a8aeb9",
-    "line": "#31353d",
-    "rest": "#6a707b",
-    "gain": "#3fcf9f",
-    "loss": "#ff9a62",
-    "accent": "#6cbcf0",
-    "caution": "#f1cf87",
-    "caution-paper": "#2b2517",
-}
-THEMES = {"light": LIGHT, "dark": DARK}
 # Okabe and Ito's colours, which people with colour blindness tell from one another
-SERIES = {
-    "light": ("#0072b2", "#d55e00", "#00835f", "#a4437c", "#946200", "#3b7fb0", "#5b6472"),
-    "dark": ("#56b4e9", "#ff8f4d", "#2fc795", "#e49ac3", "#e6b93f", "#9db8ff", "#a8aeb9"),
-}
+SERIES = ("#0072b2", "#d55e00", "#00835f", "#a4437c", "#946200", "#3b7fb0", "#5b6472")
 # a shape beside each colour; no two models look alike without colours either
 SHAPES = {
     "circle": "M2 7a5 5 0 1 0 10 0a5 5 0 1 0 -10 0Z",
@@ -63,27 +46,17 @@ LOOSE: Spec = {"zero": False, "padding": 10}  # a scale with room at its ends
 
 
 def css() -> str:
-    """Write the colours as custom properties: light, and dark by the system's or own choice."""
-    light, dark = (
-        " ".join(f"--{name}: {colour};" for name, colour in THEMES[theme].items())
-        + " "
-        + " ".join(f"--series-{i}: {colour};" for i, colour in enumerate(SERIES[theme]))
-        for theme in ("light", "dark")
-    )
-    return (
-        f":root {{ color-scheme: light; --font: {FONT}; {light} }}\n"
-        f"@media screen {{ :root[data-theme='dark'] {{ color-scheme: dark; {dark} }} }}\n"
-        f"@media screen and (prefers-color-scheme: dark) {{ "
-        f":root:not([data-theme='light']) {{ color-scheme: dark; {dark} }} }}\n"
-    )
+    """Write the colours as custom properties."""
+    named = PALETTE | {f"series-{i}": colour for i, colour in enumerate(SERIES)}
+    colours = " ".join(f"--{name}: {colour};" for name, colour in named.items())
+    return f":root {{ color-scheme: light; --font: {FONT}; {colours} }}\n"
 
 
-def config(theme: str) -> Spec:
-    """Make Vega-Lite's configuration for a theme: quiet axes, and styles by name."""
-    palette = THEMES[theme]
+def config() -> Spec:
+    """Make Vega-Lite's configuration: quiet axes, and styles by name."""
     words: Spec = {
-        "labelColor": palette["soft"],
-        "titleColor": palette["soft"],
+        "labelColor": PALETTE["soft"],
+        "titleColor": PALETTE["soft"],
         "labelFont": FONT,
         "titleFont": FONT,
         "labelFontSize": 12,
@@ -91,6 +64,7 @@ def config(theme: str) -> Spec:
         "titleFontWeight": "normal",
     }
     text: Spec = {"font": FONT, "fontSize": 12}
+    moved: Spec = {"strokeWidth": 3, "opacity": 0.55}
     return {
         "background": "transparent",
         "font": FONT,
@@ -99,7 +73,7 @@ def config(theme: str) -> Spec:
         "axis": {
             **words,
             "titlePadding": 10,
-            "gridColor": palette["line"],
+            "gridColor": PALETTE["line"],
             "domain": False,
             "ticks": False,
             "labelPadding": 6,
@@ -107,29 +81,24 @@ def config(theme: str) -> Spec:
         "legend": {
             **words,
             "orient": "top",
-            "labelColor": palette["ink"],
+            "labelColor": PALETTE["ink"],
             "symbolSize": 90,
             "symbolStrokeWidth": 2,
             "labelLimit": 180,
             "rowPadding": 4,
         },
-        "text": {**text, "color": palette["ink"]},
+        "text": {**text, "color": PALETTE["ink"]},
         "line": {"strokeWidth": 2},
-        "range": {"ordinal": list(SERIES[theme])},
+        "range": {"ordinal": list(SERIES)},
         "style": {
-            "quiet": {"color": palette["rest"], "strokeWidth": 1.2},
-            "rest": {"color": palette["rest"], "opacity": 0.35, "strokeWidth": 1},
-            "gain": {"color": palette["gain"], "strokeWidth": 3, "opacity": 0.55},
-            "loss": {
-                "color": palette["loss"],
-                "strokeWidth": 3,
-                "opacity": 0.55,
-                "strokeDash": [3, 2],
-            },
-            "gain-words": {**text, "color": palette["gain"]},
-            "loss-words": {**text, "color": palette["loss"]},
-            "quiet-words": {**text, "color": palette["soft"]},
-            "knee": {"color": palette["ink"], "filled": False, "strokeWidth": 1.6},
+            "quiet": {"color": PALETTE["rest"], "strokeWidth": 1.2},
+            "rest": {"color": PALETTE["rest"], "opacity": 0.35, "strokeWidth": 1},
+            "gain": {**moved, "color": PALETTE["gain"]},
+            "loss": {**moved, "color": PALETTE["loss"], "strokeDash": [3, 2]},
+            "gain-words": {**text, "color": PALETTE["gain"]},
+            "loss-words": {**text, "color": PALETTE["loss"]},
+            "quiet-words": {**text, "color": PALETTE["soft"]},
+            "knee": {"color": PALETTE["ink"], "filled": False, "strokeWidth": 1.6},
         },
     }
 

@@ -107,23 +107,12 @@ def answers(run: RunRecord) -> dict[str, str]:
         rest = f"; for the other {quiet} it is within noise" if quiet else ""
         found["who"] = f"{_some(paying[YES])}, clearly{rest}." if paying[YES] else "Nobody clearly."
         found["cost"] = f"{_some(paying[NO])}, clearly." if paying[NO] else "Nobody clearly."
-    found |= run.answers
     return {question: found[name] for name, question in QUESTIONS.items() if found.get(name)}
 
 
 def _do(run: RunRecord) -> str:
-    """Advise by the path, else the model after if it clearly helps and costs nobody.
-
-    A run that has measured what joining brings begins with its advice.
-    """
-    if run.path:
-        return f"Use “{brief(run.path.knee)}”, which is suggested."
-    if run.joining or run.pair is None or not run.tested:
-        return ""
-    before, after = (f"“{brief(model.name)}”" for model in run.pair)
-    if run.paying[YES] and not run.paying[NO]:
-        return f"Use {after}: it clearly helps some, and clearly costs nobody."
-    return f"Keep {before}: {after} is not clearly better."
+    """Advise by the path; a run that has measured what joining brings begins with its advice."""
+    return f"Use “{brief(run.path.knee)}”, which is suggested." if run.path else ""
 
 
 def _much(run: RunRecord) -> str:
@@ -141,10 +130,7 @@ def _much(run: RunRecord) -> str:
             (run.bottom, [one.worst_20 for one in ends]),
         )
     ]
-    tested = run.tested
-    clear = f"{sum(tested.values()) or 'none'} of {several(len(tested), 'change')} clear of noise"
-    sure = clear if tested else "whether that is noise was not tested"
-    return capital(f"{', '.join(texts)}; {sure}.")
+    return capital(f"{', '.join(texts)}; whether that is noise was not tested.")
 
 
 def _some(names: Sequence[str]) -> str:
