@@ -14,7 +14,7 @@ import scaffpd as sp
 from cases.refusals import refuses
 from central import Extragradient, GradientDescentAscent
 from scaffpd.federation import LocalPlan
-from scaffpd.models import convolution, network_oracle
+from scaffpd.models import network_oracle
 from scaffpd.models.network import SeededDropout
 
 SIZES = (9, 14, 20, 7, 14)
@@ -187,124 +187,6 @@ def test_half_precision_is_near():
     exact, half = (steps(oracle(net, data, precision=p), 4) for p in (None, "bf16"))
     # bf16 rounds every product to 2⁻⁸ of it
     assert 0 < float((exact - half).norm() / exact.norm()) < 0.05
-
-
-# ------------------------------------------------------------------ convolutions by matrix products
-
-
-@pytest.fixture
-def products(monkeypatch):
-    """Convolutions as matrix products, on whatever processor."""
-    monkeypatch.setattr(convolution, "PRODUCTS", True)
-
-
-WINDOWS = [  # images (C, H, W), filters (m, C, k, k), and how they move
-    ((1, 7, 9), (3, 1, 3, 3), {"padding": 1}),
-    ((2, 8, 5), (3, 2, 3, 2), {"padding": (1, 0), "stride": (2, 1)}),
-    ((3, 9, 8), (2, 3, 2, 3), {"dilation": (2, 1), "padding": (0, 2)}),
-    ((2, 9, 9), (4, 2, 3, 3), {"stride": 2, "dilation": 2, "padding": 3}),
-    ((2, 7, 6), (3, 2, 3, 3), {"stride": 3}),  # some pixels are not seen at all
-    ((5, 6, 7), (2, 5, 1, 1), {}),
-    ((2, 4, 4), (3, 2, 1, 2), {"padding": 2}),  # wider than the kernel
-    ((2, 6, 6), (3, 2, 3, 3), {"padding": "same"}),
-    ((2, 6, 6), (4, 1, 3, 3), {"groups": 2}),
-]
-
-
-@pytest.mark.parametrize(("shape", "filters", "how"), WINDOWS)
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("last", [True, False])
-def test_a_convolution_by_products_is_a_convolution(shape, filters, how, bias, last):
-    random = torch.Generator().manual_seed(0)
-    X, W = (
-        torch.randn(3, *s, generator=random, dtype=torch.float64) for s in ((4, *shape), filters)
-    )
-    b = torch.randn(3, filters[0], generator=random, dtype=torch.float64)
-    X = X.movedim(2, -1).contiguous().movedim(-1, 2) if last else X
-    leaves = [part.requires_grad_() for part in ((X, W, b) if bias else (X, W))]
-
-    def alone():
-        each = [nn.functional.conv2d(*(part[i] for part in leaves), **how) for i in range(3)]
-        return torch.stack(each)
-
-    plain = alone()
-    with convolution.PatchProducts(3):
-        beside = torch.vmap(lambda *parts: nn.functional.conv2d(*parts, **how))(*leaves)
-        found = (beside, alone())
-    slope = torch.randn(plain.shape, generator=random, dtype=torch.float64)
-    expected = torch.autograd.grad(plain, leaves, slope)
-    for own in found:
-        torch.testing.assert_close(own, plain)
-        torch.testing.assert_close(torch.autograd.grad(own, leaves, slope), expected)
-
-
-class Viewed(nn.Module):
-    """Lays images out by hand: `.view` needs them channel by channel, products store channels
-    last."""
-
-    def forward(self, X):
-        return X.view(len(X), -1)
-
-
-@pytest.mark.parametrize("first", [nn.Conv2d(3, 4, 3, 2, 1), nn.Conv2d(3, 4, 3, 1, 1, bias=False)])
-@pytest.mark.parametrize("flat", [nn.Flatten(), Viewed()])
-def test_a_network_by_products_has_the_numbers_of_one_without(first, flat, products, monkeypatch):
-    """Ties of a pooling that does not divide the image too: one client's images are of a single
-    colour."""
-    data = pictures(channels=3)
-    data[0] = (np.ones_like(data[0][0]), data[0][1])
-    pool = nn.MaxPool2d(2, ceil_mode=True)
-    rest = (nn.ReLU(), pool, nn.GroupNorm(2, 4), nn.Conv2d(4, 6, 2), nn.MaxPool2d(2, 1, 1), flat)
-    net = nn.Sequential(first, *rest, nn.LazyLinear(3)).double()
-    net(torch.ones(1, 3, 6, 6, dtype=torch.float64))
-
-    def numbers(by_products):
-        found = oracle(net, data)
-        made = [found.evaluate(found.start()).gradients]
-        made += [steps(found, 4), steps(found, None), steps(found.only([1]), 4)]
-        assert found.function.products is by_products
-        return made
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)  # groups of clients beside each other
-    try:
-        ours = numbers(True)
-        assert not convolution.BUFFERS.free
-    finally:
-        torch.set_num_threads(threads)
-    monkeypatch.setattr(convolution, "PATCHES", 0)  # none fits into memory
-    unfit = numbers(True)
-    monkeypatch.setattr(convolution, "PRODUCTS", False)
-    for own, none, right in zip(ours, unfit, numbers(False), strict=True):
-        np.testing.assert_allclose(own, right, rtol=1e-8, atol=1e-11)
-        np.testing.assert_allclose(none, right, rtol=1e-8, atol=1e-11)
-
-
-class Slope(nn.Module):
-    """A network whose output is a derivative, so that its gradient is a second one."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(1)
-        self.layer = nn.Conv2d(1, 3, 6).double()
-
-    def forward(self, X):
-        with torch.enable_grad():
-            X = X.detach().requires_grad_()
-            (slope,) = torch.autograd.grad(self.layer(X).square().sum(), X, create_graph=True)
-        return slope.flatten(1)[:, :3]
-
-
-def test_a_convolution_that_is_derived_twice_is_left_alone(products):
-    """Products have no second derivative; what is left of it without would be wrong."""
-    found = oracle(Slope())
-    gradients = found.evaluate(found.start()).gradients
-    assert not found.function.products
-    own = Slope()
-    X, y = pictures()[1]
-    mean_loss(own(torch.tensor(X)), torch.tensor(y)).backward()
-    expected = torch.cat([p.grad.flatten() for p in own.parameters()])
-    np.testing.assert_allclose(gradients[1], expected, **NEAR)
 
 
 # ------------------------------------------------------------------ with the methods

@@ -13,13 +13,11 @@ import logging
 import threading
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from scaffpd.models import convolution
 from scaffpd.models.draws import uniform_at
 from scaffpd.models.losses import Loss
 
@@ -98,7 +96,6 @@ class NetworkFunction:
         # `functional_call` exchanges a module's parameters for a while: threads need copies
         self.copies: dict[int, tuple[nn.Module, nn.Module]] = {}
         self.width: int | None = None
-        self.products = False  # whether convolutions are computed as matrix products
         self.together: bool | None = None  # whether clients are batched; `None` until tried
 
     def start(self) -> Tensor:
@@ -152,18 +149,17 @@ class NetworkFunction:
         parts = (X, y, weight) if seeds is None else (X, y, weight, seeds)
         n = len(X)
         together = self.together and n > 1
-        with convolution.PatchProducts(n) if self.products else nullcontext():
-            if together and x.is_cuda:
-                dims = (None if x.ndim == 1 else 0, *(0 for _ in parts))
-                slopes, values = vmap(grad_and_value(self.value), in_dims=dims)(x, *parts)
-                return values.detach(), slopes
-            points = x.expand(n, x.shape[-1])
-            if together:
-                # the gradient of the sum of all values, by every client's own point: plain
-                # autograd has less overhead on a processor than torch.func's
-                return _derived(vmap(self.value), points, parts)
-            each = zip(points, *parts, strict=True)
-            found = [_derived(self.value, u, tuple(own)) for u, *own in each]
+        if together and x.is_cuda:
+            dims = (None if x.ndim == 1 else 0, *(0 for _ in parts))
+            slopes, values = vmap(grad_and_value(self.value), in_dims=dims)(x, *parts)
+            return values.detach(), slopes
+        points = x.expand(n, x.shape[-1])
+        if together:
+            # the gradient of the sum of all values, by every client's own point: plain
+            # autograd has less overhead on a processor than torch.func's
+            return _derived(vmap(self.value), points, parts)
+        each = zip(points, *parts, strict=True)
+        found = [_derived(self.value, u, tuple(own)) for u, *own in each]
         return torch.stack([v for v, _ in found]), torch.stack([g for _, g in found])
 
     def room(self, X: Tensor) -> int:
@@ -198,27 +194,21 @@ class NetworkFunction:
             return losses, steps
 
         allowed = ALIKE if self.precision is None else ALIKE**0.5
-        tried = convolution.PRODUCTS and x.device.type == "cpu" and self.precision is None
-        reason = ""
-        for products in (True, False) if tried else (False,):
-            self.together = True
-            self.products = products
-            try:
-                with warnings.catch_warnings(record=True) as heard:
-                    warnings.simplefilter("always")
-                    beside = both()
-                slow = [str(w.message) for w in heard if "batching rule" in str(w.message)]
-                self.together = self.products = False
-                pairs = zip(beside, both(), strict=True)
-                off = max(float((a - b).abs().max() - allowed * b.abs().max()) for a, b in pairs)
-                reason = slow[0] if slow else "it gives other numbers" if off > 0 else ""
-            except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
-                reason = first_line(error)
-            self.together = not reason
-            self.products = products and self.together
-            if self.together:
-                return
-        log.info("The network's clients are computed one after the other: %s", reason)
+        self.together = True
+        try:
+            with warnings.catch_warnings(record=True) as heard:
+                warnings.simplefilter("always")
+                beside = both()
+            slow = [str(w.message) for w in heard if "batching rule" in str(w.message)]
+            self.together = False
+            pairs = zip(beside, both(), strict=True)
+            off = max(float((a - b).abs().max() - allowed * b.abs().max()) for a, b in pairs)
+            reason = slow[0] if slow else "it gives other numbers" if off > 0 else ""
+        except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+            reason = first_line(error)
+        self.together = not reason
+        if reason:
+            log.info("The network's clients are computed one after the other: %s", reason)
 
 
 def _derived(

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor, nn
 
 from scaffpd.federation import Constants, LocalPlan, Vector
-from scaffpd.models.convolution import BUFFERS, PRODUCTS
 from scaffpd.models.draws import Draws, streams
 from scaffpd.models.execution import GraphReplay, parallel_map, thread_count
 from scaffpd.models.network import ROOM, NetworkFunction
@@ -27,8 +26,8 @@ from scaffpd.models.oracle import StackedDisplacements, StackedPoint, shift, ste
 Correct = Callable[[Tensor, Tensor], Tensor | None]
 Rows = Sequence[Tensor | None]  # of every client: numbers of its rows, or `None` for all
 CHUNK = 8192  # samples of one client at a time
-# numbers that a group of clients may need in one step; matrix products reuse their memory
-TOGETHER = {"cpu": 2**25 if PRODUCTS else 2**23, "cuda": 2**31}
+# numbers that a group of clients may need in one step
+TOGETHER = {"cpu": 2**23, "cuda": 2**31}
 WASTE = 1.5  # largest ratio of sizes within a group, the smaller ones padded
 SAMPLED = 1024  # samples of a client for the estimate of its L_i
 ITERATIONS = 20  # of the power iteration, at most
@@ -273,7 +272,6 @@ class ModuleOracle:
             values, own = self.function.gradients(points, X, self.rows.y[numbers], weight)
             losses.index_add_(0, who, values)
             gradients.index_add_(0, who, own)
-        BUFFERS.free.clear()
         return losses + self.l2 / 2 * flat.square().sum(-1), gradients + self.l2 * flat
 
     # ------------------------------------------------------------------ answers of the clients
@@ -411,5 +409,4 @@ class ModuleOracle:
             g = g + own.pull - own.prox * D
             v = beta * v + (1 - beta) * g if beta else g
             D = D + own.rates * v
-        BUFFERS.free.clear()
         return D
