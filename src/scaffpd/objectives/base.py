@@ -41,9 +41,7 @@ DEPENDENT = 1e-12  # normals with a smaller remainder are linearly dependent, bu
 
 
 def roundings(n: int) -> int:
-    """Return how many operations a term of `total` goes through: twice √n, for any order of
-    additions in a block.
-    """
+    """Return how many operations a term of `total` goes through, for any order in a block."""
     return n if n <= 64 else 2 * math.isqrt(n) + 4
 
 
@@ -57,8 +55,7 @@ def total(terms: Vector) -> float:
 
 
 def above(terms: Vector, sizes: Vector | None = None, more: float = 8) -> float:
-    """Bound Σ t_i from above, for terms that are known up to `more`·ε of their sizes, |t_i| if not
-    given.
+    """Bound Σ t_i from above, for terms known up to `more`·ε of their sizes, |t_i| if not given.
 
     Worst case: |computed − exact| ≤ k u Σ |t_i| for a sum in which no term takes part in more than
     k additions (Higham 2002, section 4.2). ε = 2u leaves room for the rounding of the bound itself.
@@ -68,9 +65,7 @@ def above(terms: Vector, sizes: Vector | None = None, more: float = 8) -> float:
 
 
 def inner(a: Vector, b: Vector) -> float:
-    """Return ⟨a, b⟩, summed pairwise: more exact than a BLAS product, and the same for any memory
-    layout.
-    """
+    """Return ⟨a, b⟩, summed pairwise: more exact than BLAS, the same for any memory layout."""
     return float(np.add.reduce(a * b))
 
 
@@ -110,7 +105,7 @@ class ProxStep:
 
 
 class SolvesAlone(Protocol):
-    """Clients that can solve their own problems: a `Federation`."""
+    """A `Federation`, whose clients can solve their own problems."""
 
     def optima(self) -> Vector:
         """Return min_u f_i(u) of every client."""
@@ -124,17 +119,16 @@ class Objective(ABC):
             1/N each.
         simplex: whether Λ is a subset of the probability simplex (then losses matter up to a common
             shift).
-        parameter: name of the argument that says how fair it is, if there is one; `symbol` is its
-            letter, `usual` its default value, and `meaning` says in a sentence what it means.
-        strengths: from the average model's losses, as many values of it as wanted, from nearly the
-            average to nearly the worst case, for a path to go along; `None` if there is no such
-            rule.
+        parameter: name of the argument that says how fair it is, if there is one, with its letter
+            `symbol`, its default value `usual`, and what it means in a sentence, `meaning`.
+        strengths: (losses of the average model, points) → so many values of it for a path, from
+            nearly the average to nearly the worst case; `None` if there is no such rule.
     """
 
     simplex: ClassVar[bool] = True
     parameter = symbol = meaning = ""
     usual: ClassVar[float | None] = None
-    strengths: ClassVar[Any] = None  # (losses, points) → values
+    strengths: ClassVar[Any] = None
     prior: Vector | None
 
     def __init__(self, prior: Sequence[float] | ArrayLike | None = None) -> None:
@@ -158,9 +152,7 @@ class Objective(ABC):
         return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
     def with_arguments(self, **changes: Any) -> Self:
-        """Return the same objective with some arguments changed, which are checked; everything else
-        stays.
-        """
+        """Return the same objective with some arguments changed, which are checked."""
         held = {name: value for name, value in self.arguments().items() if name not in changes}
         other = type(self)(**held, **changes)
         vars(other).update(
@@ -185,9 +177,7 @@ class Objective(ABC):
         return self._value(read_vector(self, "weights", weights))
 
     def prox(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> Vector:
-        """Return argmin_{λ∈Λ} ψ(λ) − ⟨s, λ⟩ + Σ (λ_i − l_i)²/(2σ_i), for one σ or one for each
-        client.
-        """
+        """Return argmin_{λ∈Λ} ψ(λ) − ⟨s, λ⟩ + Σ (λ_i − l_i)²/(2σ_i), for one σ or one each."""
         return self._prox(*read_step(self, s, l, sigma))
 
     def prox_step(self, s: ArrayLike, l: ArrayLike, sigma: ArrayLike) -> ProxStep:
@@ -199,13 +189,10 @@ class Objective(ABC):
         return self._maximizer(read_vector(self, "losses", losses))
 
     def support(self, losses: ArrayLike) -> float:
-        """Return max_{λ∈Λ} ⟨L, λ⟩ − ψ(λ): the objective that x minimises, as a function of the
-        losses.
-        """
+        """Return max_{λ∈Λ} ⟨L, λ⟩ − ψ(λ): what x minimises, as a function of the losses."""
         return self._support(read_vector(self, "losses", losses))
 
-    # Methods that an objective defines: the same for vectors of finite numbers, already checked,
-    # one for each client.
+    # Methods that an objective defines: the same for checked vectors of finite numbers.
 
     def _value(self, weights: Vector) -> float:
         return 0.0
@@ -226,9 +213,8 @@ class Objective(ABC):
         return float(worst + (inner(losses - worst, weights) - self._value(weights)))
 
     # Bounds for a certificate: the same numbers with their rounding errors, for p/Σp in place of p
-    # and, on the simplex,
-    # λ/Σλ in place of λ. An objective without better bounds is assumed exact up to a few last
-    # digits.
+    # and, on the simplex, λ/Σλ in place of λ. An objective without better bounds is assumed exact
+    # up to a few last digits.
 
     def _ceiling(self, losses: Vector) -> float:
         """Bound support(L) from above."""
@@ -243,8 +229,9 @@ class Objective(ABC):
         return value + EPSILON * (2 * roundings(len(weights)) + 16) * abs(value)
 
     def _stretch(self, weights: Vector) -> float:
-        """Return η ≥ 0 with ⟨λ, f⟩ ≤ (1 + η) max_{l∈Λ} ⟨l, f⟩ for every f ≥ 0: rounding leaves λ a
-        little outside Λ.
+        """Return η ≥ 0 with ⟨λ, f⟩ ≤ (1 + η) max_{l∈Λ} ⟨l, f⟩ for every f ≥ 0.
+
+        Rounding leaves λ a little outside Λ.
         """
         return 0.0
 
@@ -289,9 +276,7 @@ class Objective(ABC):
         return self
 
     def start(self, losses: ArrayLike) -> Vector:
-        """Return λ⁰ for a run whose first losses are `losses`: the prior, unless Λ is not the
-        simplex.
-        """
+        """Return λ⁰ for the first losses of a run: the prior, unless Λ is not the simplex."""
         return self.weights(len(np.asarray(losses))).copy()
 
     def check(self, losses: ArrayLike, names: Sequence[str]) -> None:  # noqa: B027 - most objectives take any loss
@@ -369,9 +354,7 @@ def read_scales(owner: str, name: str, values: ArrayLike, n: int) -> Scale:
 
 
 def finite_vector(owner: str, name: str, values: ArrayLike, largest: float = np.inf) -> Vector:
-    """Convert `values` to a float64 vector with one finite number per client, none beyond
-    ±`largest`.
-    """
+    """Convert to a float64 vector of one finite number per client, none beyond ±`largest`."""
     try:
         if np.asarray(values).dtype == bool:
             raise TypeError
@@ -408,7 +391,7 @@ def read_vector(objective: Objective, name: str, values: ArrayLike) -> Vector:
 def read_step(
     objective: Objective, s: ArrayLike, old: ArrayLike, sigma: ArrayLike
 ) -> tuple[Vector, Vector, Scale]:
-    """Check the three arguments s, l and σ of a proximal step against each other."""
+    """Check the arguments s, l and σ of a proximal step."""
     owner = type(objective).__name__
     slope = finite_vector(owner, "s", s, LARGEST)
     anchor = finite_vector(owner, "l", old)

@@ -61,9 +61,8 @@ class ChiSquare(Objective):
     @staticmethod
     def strengths(losses: Vector, points: int) -> Vector:
         """Return ρ in units of how far the losses differ."""
-        scale = max(
-            float(np.abs(losses - losses.mean()).max()), 1e-9 * (1 + float(np.abs(losses).max()))
-        )
+        least = 1e-9 * (1 + float(np.abs(losses).max()))
+        scale = max(float(np.abs(losses - losses.mean()).max()), least)
         return np.geomspace(WIDEST * scale, NARROWEST * scale, points)
 
     def caps(self, n: int) -> Vector | None:
@@ -83,11 +82,8 @@ class ChiSquare(Objective):
         """Return λ⁰: the prior, or the nearest weights below the cap."""
         prior = super().start(losses)
         caps = self.caps(len(prior))
-        return (
-            prior
-            if caps is None or np.all(prior <= caps)
-            else self._maximizer(np.zeros(len(prior)))
-        )
+        inside = caps is None or np.all(prior <= caps)
+        return prior if inside else self._maximizer(np.zeros(len(prior)))
 
     def _value(self, weights: Vector) -> float:
         """Return (ρ/2) Σ (λ_i − p_i)²/p_i."""
@@ -95,9 +91,7 @@ class ChiSquare(Objective):
         return float(0.5 * self.rho * np.add.reduce((weights - p) ** 2 / p))
 
     def _prox(self, s: Vector, old: Vector, sigma: Scale) -> Vector:
-        """Return λ_i = min(d_i [s_i + l_i/σ_i − ν]₊, κ) with d_i = 1/(ρ/p_i + 1/σ_i) and ν such
-        that Σ λ_i = 1.
-        """
+        """Return λ_i = min(d_i [s_i + l_i/σ_i − ν]₊, κ), d_i = 1/(ρ/p_i + 1/σ_i), Σ λ_i = 1."""
         return self._projected(s, old / sigma, self._rate(len(s), sigma))
 
     def _maximizer(self, losses: Vector) -> Vector:
@@ -105,21 +99,17 @@ class ChiSquare(Objective):
         return self._projected(losses, 0.0, self.weights(len(losses)) / self.rho)
 
     def _ceiling(self, losses: Vector) -> float:
-        return simplex.dual_above(
-            losses,
-            self._maximizer(losses),
-            self.weights(len(losses)),
-            self.rho,
-            self.caps(len(losses)),
-        )
+        n = len(losses)
+        weights = self._maximizer(losses)
+        return simplex.dual_above(losses, weights, self.weights(n), self.rho, self.caps(n))
 
     def _cost(self, weights: Vector) -> float:
         """Bound ψ(λ), including its change if λ is moved back below the cap."""
         p = self.weights(len(weights))
         caps = self.caps(len(weights))
-        moved = (
-            0.0 if caps is None else 2.0 * self._stretch(weights) * (float(np.max(caps / p)) + 1.0)
-        )
+        moved = 0.0
+        if caps is not None:
+            moved = 2.0 * self._stretch(weights) * (float(np.max(caps / p)) + 1.0)
         return self.rho * (0.5 * simplex.distance_above(weights, p) + moved)
 
     def _stretch(self, weights: Vector) -> float:
@@ -185,17 +175,15 @@ class ChiSquare(Objective):
         for origin in near[1:TRIED]:
             if wrong <= ROUNDING:
                 break
-            best, wrong = min(
-                (best, wrong), self._measured(s, pull, w, caps, origin), key=lambda found: found[1]
-            )
+            other = self._measured(s, pull, w, caps, origin)
+            best, wrong = other if other[1] < wrong else (best, wrong)
         return best
 
     @staticmethod
     def _measured(
         s: Vector, pull: Vector | float, w: Vector, caps: Vector, origin: float
     ) -> tuple[Vector, float]:
-        """Compute λ with s relative to one of its entries, and the error of the sum of the weights
-        at that ν.
+        """Return λ with s relative to one of its entries, and the error of Σ λ_i at that ν.
 
         Entries far from the origin are at zero, or at κ, for any ν near it.
         """
@@ -203,9 +191,8 @@ class ChiSquare(Objective):
         u = np.clip(s - origin + pull, -far, far)
         weights, level = simplex.project_capped(u, caps, w)
         wrong = abs(float(np.clip(w * (u - level), 0.0, caps).sum()) - 1.0)
-        return weights, wrong if abs(
-            level
-        ) <= far / 4 else wrong + 1.0  # a ν that far away belongs to another origin
+        # a ν that far away belongs to another origin
+        return weights, wrong if abs(level) <= far / 4 else wrong + 1.0
 
 
 class Agnostic(Objective):
@@ -217,9 +204,7 @@ class Agnostic(Objective):
     """
 
     def _prox(self, s: Vector, old: Vector, sigma: Scale) -> Vector:
-        """Return λ_i = σ_i [s_i + l_i/σ_i − ν]₊ with ν such that Σ λ_i = 1: for one σ, the
-        projection of l + σs.
-        """
+        """Return λ_i = [l_i + σ_i(s_i − ν)]₊ , Σ λ_i = 1: for one σ, the projection of l + σs."""
         return simplex.project_weighted(s - s.max() + old / sigma, sigma * np.ones(len(s)))
 
     def _maximizer(self, losses: Vector) -> Vector:
@@ -240,7 +225,7 @@ class Average(Objective):
     r"""Λ = {p}, ψ = 0:  min_x Σ p_i f_i(x).
 
     The objective of federated averaging (McMahan, Moore, Ramage, Hampson and Agüera y Arcas 2017).
-    Its optimum guarantees the smallest prior-weighted mean loss, and nothing for any single client.
+    Its optimum guarantees the smallest prior-weighted mean loss.
     """
 
     def _maximizer(self, losses: Vector) -> Vector:

@@ -47,25 +47,18 @@ class ChiSquareBall(Objective):
         return _farthest(losses, self.weights(len(losses)), self.delta)[0]
 
     def _ceiling(self, losses: Vector) -> float:
-        """Bound the support by the dual of the ball: its multiplier κ = 1/t takes the place of ρ,
-        and adds κδ/2.
-        """
+        """Bound the support by the ball's dual: its multiplier κ = 1/t is ρ, and adds κδ/2."""
         p = self.weights(len(losses))
         top = float(losses.max())
         weights, t = _farthest(losses, p, self.delta)
         if not 0.0 < t < np.inf:
             return top
         room = 0.5 * self.delta / t
-        return min(
-            top,
-            (simplex.dual_above(losses, weights, p, 1.0 / t) + room)
-            + 4.0 * EPSILON * (abs(top) + room),
-        )
+        above = simplex.dual_above(losses, weights, p, 1.0 / t) + room
+        return min(top, above + 4.0 * EPSILON * (abs(top) + room))
 
     def _stretch(self, weights: Vector) -> float:
-        """Return the distance from the prior in excess of √δ: (1 − t)λ + tp is within, with ≥ 1 − t
-        of ⟨λ, f⟩.
-        """
+        """Return the distance beyond √δ: (1 − t)λ + tp is inside, with ≥ 1 − t of ⟨λ, f⟩."""
         far = simplex.distance_above(weights, self.weights(len(weights))) / self.delta
         return max(float(np.sqrt(far)) * (1.0 + 4.0 * EPSILON) - 1.0, 0.0)
 
@@ -76,24 +69,22 @@ class ChiSquareBall(Objective):
         second constraint.
         """
         weights, kappa = self._project(s, old, sigma)
-        p, (top, share) = self.weights(len(s)), simplex.relative(sigma, len(s))
+        p = self.weights(len(s))
+        top, share = simplex.relative(sigma, len(s))
         slope = np.where(weights > 0.0, top * (p * share / (p + kappa * share)), 0.0)
-        return ProxStep(
-            weights,
-            slope,
-            np.stack([np.ones(len(p)), weights / p] if kappa > 0.0 else [np.ones(len(p))]),
-        )
+        normals = [np.ones(len(p)), weights / p]
+        return ProxStep(weights, slope, np.stack(normals if kappa > 0.0 else normals[:1]))
 
     def _project(self, s: Vector, old: Vector, sigma: float | Vector) -> tuple[Vector, float]:
         """Return λ of the proximal step and the multiplier κ of the ball, times max_i σ_i."""
-        p, (top, share) = self.weights(len(s)), simplex.relative(sigma, len(s))
+        p = self.weights(len(s))
+        top, share = simplex.relative(sigma, len(s))
         z = old / share + top * (s - s.max())
         weights = simplex.project_weighted(z, share)
         if _distance(weights, p) <= self.delta:
             return weights, 0.0
-        if (
-            p.min() == p.max() and share.min() == 1.0
-        ):  # λ = p [1 + t(z − ν)]₊ with t = 1/(p + κ), as in the support
+        if p.min() == p.max() and share.min() == 1.0:
+            # λ = p [1 + t(z − ν)]₊ with t = 1/(p + κ), as in the support
             weights, t = _farthest(z, p, self.delta)
             return weights, max(1.0 / t - float(p[0]), 0.0)
         return _on_sphere(simplex.measured(z, share), p, share, self.delta)
@@ -105,8 +96,7 @@ def _distance(weights: Vector, p: Vector) -> float:
 
 
 def _farthest(x: Vector, p: Vector, delta: float) -> tuple[Vector, float]:
-    r"""Return where the path λ(t) = p [1 + t(x − ν_t)]₊ leaves the ball, and t there (∞ if it never
-    does).
+    r"""Return where the path λ(t) = p [1 + t(x − ν_t)]₊ leaves the ball, and t there, or ∞.
 
     While the k largest x have weight, λ_i = p_i (1/P + t(x_i − m)) and the distance is 1/P − 1 +
     t²V, where P, m and V are their total prior, weighted mean and weighted sum of squares about it.
@@ -136,16 +126,14 @@ def _farthest(x: Vector, p: Vector, delta: float) -> tuple[Vector, float]:
 
 
 def _on_sphere(z: Vector, p: Vector, share: Vector, delta: float) -> tuple[Vector, float]:
-    r"""Return λ and κ > 0 with λ_i = [z_i − ν]₊/(1/q_i + κ/p_i), Σ λ_i = 1 and Σ (λ_i − p_i)²/p_i =
-    δ, for any p and q.
+    r"""Return λ_i = [z_i − ν]₊/(1/q_i + κ/p_i) with Σ λ_i = 1 and Σ (λ_i − p_i)²/p_i = δ, and κ.
 
     Use Newton's method on 1/√distance, which is nearly linear in κ (as in trust-region methods),
     within a bracket. Its upper end κ√δ ≤ √Var_p(z − p/q) is the variational inequality of λ, tested
     with p.
     """
-    order = np.argsort(
-        -z
-    )  # the order of z alone decides which clients have weight, so one sort serves every κ
+    # the order of z alone decides which clients have weight, so one sort serves every κ
+    order = np.argsort(-z)
     y = z[order]
     w = p[order]
     q = share[order]
@@ -157,9 +145,8 @@ def _on_sphere(z: Vector, p: Vector, share: Vector, delta: float) -> tuple[Vecto
         deviation, slope = _path(y, w, q, kappa)
         distance = float(np.sum(deviation**2 / w))
         low, high = (kappa, high) if distance > delta else (low, kappa)
-        step = (
-            2.0 * distance * (np.sqrt(distance / delta) - 1.0) / -slope if slope < 0.0 else np.inf
-        )
+        excess = 2.0 * distance * (np.sqrt(distance / delta) - 1.0)
+        step = excess / -slope if slope < 0.0 else np.inf
         if abs(step) <= 4.0 * EPSILON * kappa or high - low <= 4.0 * EPSILON * high:
             break
         inside = low < kappa + step < high
@@ -170,9 +157,7 @@ def _on_sphere(z: Vector, p: Vector, share: Vector, delta: float) -> tuple[Vecto
 
 
 def _path(y: Vector, w: Vector, q: Vector, kappa: float) -> tuple[Vector, float]:
-    """Return λ(κ) − p for sorted z (the difference keeps its digits in a small ball), and d
-    distance/dκ.
-    """
+    """Return λ(κ) − p for sorted z, with all digits in a small ball, and d distance/dκ."""
     rate = w * q / (w + kappa * q)
     nu = (np.cumsum(rate * y) - 1.0) / np.cumsum(rate)
     k = int(np.flatnonzero(y > nu)[-1]) + 1

@@ -51,30 +51,24 @@ class CVaR(Objective):
 
     def _prox(self, s: Vector, old: Vector, sigma: Scale) -> Vector:
         """Return λ_i = clip(l_i + σ_i(s_i − ν), 0, p_i/α) with ν such that Σ λ_i = 1."""
-        caps, (top, share) = self.caps(len(s)), simplex.relative(sigma, len(s))
+        caps = self.caps(len(s))
+        top, share = simplex.relative(sigma, len(s))
         # Relative to the quantile, ν stays of the size of l for any size of σs, and keeps its
-        # digits. With unequal
-        # steps it may lie elsewhere, at one of the nearest s_i: the one from which the weights sum
-        # to one.
+        # digits. With unequal steps it may lie elsewhere, at one of the nearest s_i: the one from
+        # which the weights sum to one.
         origin = self._quantile(s)
         weights, level = simplex.project_capped(old / share + top * (s - origin), caps, share)
         if abs(level) <= UNEQUAL:
             return weights
         others = np.unique(s)
         others = others[np.argsort(np.abs(others - (origin + level / top)))][:4]
-        found = [
-            weights,
-            *(
-                simplex.project_capped(old / share + top * (s - other), caps, share)[0]
-                for other in others
-            ),
-        ]
+        found = [weights]
+        for other in others:
+            found.append(simplex.project_capped(old / share + top * (s - other), caps, share)[0])
         return min(found, key=lambda weights: abs(float(weights.sum()) - 1.0))
 
     def _maximizer(self, losses: Vector) -> Vector:
-        """Fill the largest losses up to their caps; the next, or tied ones, share the rest by
-        prior.
-        """
+        """Fill the largest losses up to their caps; the next, or tied ones, share the rest."""
         p = self.weights(len(losses))
         quantile = self._quantile(losses)
         weights = np.where(losses > quantile, p / self.alpha, 0.0)
@@ -91,9 +85,7 @@ class CVaR(Objective):
         return simplex.share_above(weights, self.weights(len(weights)) / self.alpha)
 
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
-        """Return the step: d_i = σ_i on the clients strictly between zero and their cap, zero
-        elsewhere.
-        """
+        """Return the step: d_i = σ_i strictly between zero and the cap, zero elsewhere."""
         weights = self._prox(s, old, sigma)
         free = (weights > 0.0) & (weights < self.caps(len(weights)))
         return simplex.simplex_step(weights, np.where(free, sigma, 0.0))

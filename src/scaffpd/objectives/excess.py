@@ -66,15 +66,13 @@ class Excess(Objective):
         return self.objective.prior
 
     def settled(self, federation: SolvesAlone) -> Excess:
-        """Return the objective with numbers; ask clients for their own optima if the offset is
-        "own".
-        """
+        """Return the objective with numbers; ask clients for their own optima if that is b."""
         if not isinstance(self.offset, str):
             return self
         return Excess(self.objective, federation.optima())
 
     def levels(self, n: int) -> Vector:
-        """Return the levels b for `n` clients."""
+        """Return b for `n` clients."""
         if isinstance(self.offset, str):
             raise InputError(
                 "offset-not-settled",
@@ -119,17 +117,15 @@ class Excess(Objective):
         terms = self.levels(len(weights)) * weights
         if self.simplex:
             terms = terms / weights.sum()
-        return above(
-            np.append(terms, self.objective._cost(weights)), more=roundings(len(terms)) + 8
-        )
+        terms = np.append(terms, self.objective._cost(weights))
+        return above(terms, more=roundings(len(terms)) + 8)
 
     def _stretch(self, weights: Vector) -> float:
         return self.objective._stretch(weights)
 
     def _origin(self) -> float:
-        return self.objective._origin() + 2.0 * float(
-            np.abs(self.levels(np.size(self.offset))).max()
-        )
+        levels = self.levels(np.size(self.offset))
+        return self.objective._origin() + 2.0 * float(np.abs(levels).max())
 
     def largest(self, n: int) -> float:
         """Same as the wrapped objective."""

@@ -70,18 +70,16 @@ class Nash(Objective):
         return float(np.sum(weights * b - p - p * np.log(weights / p)))
 
     def _maximizer(self, losses: Vector) -> Vector:
-        """Return λ_i = p_i/(b_i − L_i); refuse losses that are not below b, because there is no
-        maximum.
-        """
+        """Return λ_i = p_i/(b_i − L_i); where a loss is not below b there is no maximum."""
         self.check(losses, range(len(losses)))
         return self.weights(len(losses)) / (self.levels(len(losses)) - losses)
 
     def _support(self, losses: Vector) -> float:
         """Return −Σ p_i log(b_i − L_i); +∞ if a loss is not below b."""
         gain = self.levels(len(losses)) - losses
-        return (
-            float("inf") if gain.min() <= 0.0 else -inner(self.weights(len(losses)), np.log(gain))
-        )
+        if gain.min() <= 0.0:
+            return float("inf")
+        return -inner(self.weights(len(losses)), np.log(gain))
 
     def _ceiling(self, losses: Vector) -> float:
         """Bound the support with every gain rounded down."""
@@ -100,8 +98,7 @@ class Nash(Objective):
         return above(weights * b - p - p * ratio, sizes, 2 * roundings(len(p)) + 8)
 
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
-        """Return λ = (k + √(k² + 4σp))/2 with k = l − σ(b − s), and d = 1/(p/λ² + 1/σ) = σλ/√(k² +
-        4σp).
+        """Return λ = (k + √(k² + 4σp))/2 with k = l − σ(b − s), and d = σλ/√(k² + 4σp).
 
         If k < 0 the other form of the root avoids cancellation.
         """
@@ -155,6 +152,5 @@ class Nash(Objective):
             raise InputError(
                 "nash-loss-too-large",
                 f"Nash needs every loss below b, but client {names[worst]} has loss "
-                f"{losses[worst]:.6g} "
-                f"and b = {b[worst]:.6g}: raise b, or leave that client out.",
+                f"{losses[worst]:.6g} and b = {b[worst]:.6g}: raise b, or leave that client out.",
             )

@@ -77,14 +77,11 @@ class QFair(Objective):
     def _cost(self, weights: Vector) -> float:
         p = self.weights(len(weights))
         q = self.q
-        return (
-            self._powers_above(weights / p, (q + 1.0) / q) * (q / (q + 1.0)) * (1.0 + 4.0 * EPSILON)
-        )
+        powers = self._powers_above(weights / p, (q + 1.0) / q)
+        return powers * (q / (q + 1.0)) * (1.0 + 4.0 * EPSILON)
 
     def _powers_above(self, base: Vector, e: float) -> float:
-        """Return Σ p_i b_iᵉ from above; rounding of e and b by ε changes bᵉ by the share ε e(1 +
-        |log b|).
-        """
+        """Return Σ p_i b_iᵉ from above; ε of e and b changes bᵉ by the share ε e(1 + |log b|)."""
         p = self.weights(len(base))
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
             terms = p * base**e
@@ -113,22 +110,18 @@ class QFair(Objective):
         weights = read_vector(self, "weights", weights)
         p = self.weights(len(weights))
         with np.errstate(over="ignore", divide="ignore"):
-            return float(
-                np.min((np.maximum(weights, 0.0) / p) ** (1.0 / self.q - 1.0) / (self.q * p))
-            )
+            ratio = np.maximum(weights, 0.0) / p
+            return float(np.min(ratio ** (1.0 / self.q - 1.0) / (self.q * p)))
 
     def start(self, losses: ArrayLike) -> Vector:
-        """Return the maximizer for losses raised to a thousandth of the largest (to one if none is
-        positive).
-        """
+        """Return the maximizer for losses of at least a thousandth of the largest, or of one."""
         losses = read_vector(self, "losses", losses)
         top = float(losses.max())
         raised = np.maximum(losses, 1e-3 * top) if top > 0.0 else np.ones(len(losses))
         return np.clip(self._maximizer(raised), TINY, HUGE)
 
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
-        """Return λ_i = p_i v_i with v_i^{1/q} + v_i p_i/σ = s_i + l_i/σ; zero if the right side is
-        negative.
+        """Return λ_i = p_i v_i with v_i^{1/q} + v_i p_i/σ = s_i + l_i/σ, or zero below zero.
 
         d_i = 1/(ψ''(λ_i) + 1/σ), zero if λ_i = 0. With y = log v and t = s + l/σ the equation is
         log(e^{y/q} + e^{y + log(p/σ)}) = log t: convex in y, with a slope between 1 and 1/q.
@@ -148,9 +141,7 @@ class QFair(Objective):
             power = y / q
             linear = y + offset
             e = np.exp(-np.abs(power - linear))
-            share = np.where(power > linear, 1.0, e) / (
-                1.0 + e
-            )  # of the power in the sum of both terms
+            share = np.where(power > linear, 1.0, e) / (1.0 + e)  # of the power in both terms
             slope = share / q + (1.0 - share)
             step = (np.maximum(power, linear) + np.log1p(e) - log_t) / slope
             y = y - step

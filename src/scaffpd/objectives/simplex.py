@@ -1,5 +1,4 @@
-r"""Exact projections on the probability simplex Δ = {λ ≥ 0, Σ λ_i = 1}, weighted and capped, by a
-sort or a few passes.
+r"""Exact projections on the probability simplex Δ = {λ ≥ 0, Σ λ_i = 1}, weighted and capped.
 
 The last rounding error is corrected in λ itself rather than in the multiplier ν, so that weights
 sum to one up to a few units in the last place for arguments of any size.
@@ -21,9 +20,7 @@ def normalised(weights: Vector) -> Vector:
 
 
 def corrected(weights: Vector, slope: Vector, size: float) -> Vector:
-    """Subtract the rounding error Σ λ_i − 1 from the clients in proportion to `slope` (of sum
-    `size`), −∂λ_i/∂ν.
-    """
+    """Take the rounding error Σ λ_i − 1 off, in proportion to `slope` = −∂λ_i/∂ν, of sum `size`."""
     error = (np.add.reduce(weights) - 1.0) / size
     return normalised(np.maximum(weights - slope * error, 0.0))
 
@@ -78,10 +75,9 @@ def measured(z: Vector, share: Vector) -> Vector:
 
 
 def project_capped(z: Vector, caps: Vector, w: Vector) -> tuple[Vector, float]:
-    r"""Return argmin_λ Σ λ_i²/(2w_i) − z_i λ_i  s.t. 0 ≤ λ ≤ caps, Σ λ_i = 1: λ_i = clip(w_i(z_i −
-    ν), 0, caps_i).
+    r"""Return argmin_λ Σ λ_i²/(2w_i) − z_i λ_i  s.t. 0 ≤ λ ≤ caps, Σ λ_i = 1, and its ν.
 
-    Return ν too. If Σ caps < 1, return the caps, scaled up; then ν has no meaning.
+    λ_i = clip(w_i(z_i − ν), 0, caps_i); the caps, scaled up, if their sum is below one.
 
     The mass Σ clip(w(z − ν), 0, caps) falls with ν and bends only at z_i and z_i − caps_i/w_i:
     bisect over these 2N sorted points (each evaluation is O(N) and free of cancellation), then
@@ -113,9 +109,7 @@ def simplex_step(weights: Vector, slope: Vector) -> ProxStep:
 
 
 def share_above(weights: Vector, caps: Vector) -> float:
-    """Bound the share by which λ/Σλ may exceed its caps, which are known up to a few roundings of
-    the prior.
-    """
+    """Bound the share by which λ/Σλ may exceed caps that are a few roundings off."""
     ratio = float(np.max(weights / (caps * weights.sum())))
     return max(ratio * (1.0 + EPSILON * (2 * roundings(len(weights)) + 8)) - 1.0, 0.0)
 
@@ -130,13 +124,10 @@ def distance_above(weights: Vector, p: Vector) -> float:
 def dual_above(
     losses: Vector, weights: Vector, p: Vector, rho: float, caps: Vector | None = None
 ) -> float:
-    r"""Bound max_{λ∈Δ, λ ≤ κ} ⟨L, λ⟩ − (ρ/2) Σ (λ_i − p_i)²/p_i from above, by weak duality: for
-    every ν
+    r"""Bound max_{λ∈Δ, λ ≤ κ} ⟨L, λ⟩ − (ρ/2) Σ (λ_i − p_i)²/p_i from above, by weak duality.
 
-        ν + Σ_i max_{0≤l≤κ} (L_i − ν) l − (ρ/2)(l − p_i)²/p_i
-
-    is a bound, and the ν of the maximizer, here `weights`, gives the smallest. ν and the weights
-    need no accuracy.
+    For every ν, ν + Σ_i max_{0≤l≤κ} (L_i − ν) l − (ρ/2)(l − p_i)²/p_i is a bound. That of the
+    maximizer, here `weights`, is the smallest; neither needs accuracy.
     """
     most = np.full(len(p), np.inf) if caps is None else caps
     free = (weights > 0.0) & (weights < most)

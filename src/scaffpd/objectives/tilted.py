@@ -84,9 +84,8 @@ class Tilted(Objective):
 
     def _maximizer(self, losses: Vector) -> Vector:
         """Return λ_i ∝ p_i exp(L_i/ρ)."""
-        return simplex.normalised(
-            self.weights(len(losses)) * np.exp((losses - losses.max()) / self.rho)
-        )
+        tilts = np.exp((losses - losses.max()) / self.rho)
+        return simplex.normalised(self.weights(len(losses)) * tilts)
 
     def _support(self, losses: Vector) -> float:
         """Return ρ log Σ p_i exp(L_i/ρ)."""
@@ -109,28 +108,18 @@ class Tilted(Objective):
         else:
             terms = p * np.exp(tilt)
             logarithm = float(np.log(above(terms, terms * (1.0 - tilt), k)))
-        return (
-            worst
-            + self.rho * logarithm
-            + 8.0 * EPSILON * (abs(worst) + self.rho * abs(logarithm))
-            + LEAST
-        )
+        rounding = 8.0 * EPSILON * (abs(worst) + self.rho * abs(logarithm)) + LEAST
+        return worst + self.rho * logarithm + rounding
 
     def _cost(self, weights: Vector) -> float:
-        """Bound ψ by ρ Σ (λ_i log(λ_i/p_i) − λ_i + p_i)/Σλ_i, which is not below the same with λ/Σλ
-        and p/Σp.
-        """
+        """Bound ψ by ρ Σ (λ_i log(λ_i/p_i) − λ_i + p_i)/Σλ_i, no less than with λ/Σλ and p/Σp."""
         p = self.weights(len(weights))
         parts = self._terms(weights)
         terms = p * (parts[0] - parts[1])
         sizes = p * (np.abs(parts[0]) + np.abs(parts[1]))
         k = 2 * roundings(len(p)) + 16
-        return (
-            self.rho
-            * max(above(terms, sizes), LEAST)
-            * (1.0 + EPSILON * k)
-            / min(float(weights.sum()), 1.0)
-        )
+        most = self.rho * max(above(terms, sizes), LEAST) * (1.0 + EPSILON * k)
+        return most / min(float(weights.sum()), 1.0)
 
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
         """Return d_i = 1/(ρ/λ_i + 1/σ_i)."""
