@@ -349,12 +349,6 @@ class SpectralPoint:
             self.X.square().sum() - s.total(z2)
         ).clamp_min(0)
 
-    def project(self, direction: Tensor) -> Tensor:
-        """⟨c_i, v⟩."""
-        s = self.q.spectra
-        V = direction.view_as(self.X)
-        return self.q.off * (self.X * V).sum() + s.total((self.rows * (s.W @ V)).sum(1))
-
     def rounding(self) -> tuple[Tensor, Tensor]:
         """Bound the arithmetic, for the losses as they were decomposed.
 

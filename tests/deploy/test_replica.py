@@ -225,11 +225,9 @@ def test_few_weightings_at_one_point():
 def test_no_single_vector_is_shown():
     silos = lockstep(singles(lambda names: cohort_of("logistic", names), NAMES))
     at = silos.gradients(point_of(silos))
-    for what in ("each", "hessians", "diagonals"):
+    for what in ("each", "hessians"):
         with refuses("method-needs-vectors"):
             getattr(at, what)()
-    with refuses("method-needs-vectors"):
-        at.project(torch.ones(3).double())
 
 
 def test_other_strengths_on_the_same_rows():

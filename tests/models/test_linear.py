@@ -73,7 +73,6 @@ def test_losses_sums_projections_and_norms_match_a_loop_over_samples(case):
     cohort, clients, x = problem(case)
     random = np.random.default_rng(3)
     weights = random.standard_normal(len(clients))
-    direction = random.standard_normal(len(x))
     answers = [client.value_and_gradient(x) for client in clients]
     losses = np.array([a for a, _ in answers])
     gradients = np.array([g for _, g in answers])
@@ -82,9 +81,6 @@ def test_losses_sums_projections_and_norms_match_a_loop_over_samples(case):
     at = cohort.gradients(tensor(x))
     np.testing.assert_allclose(at.losses, losses, rtol=1e-12)
     assert relative(at.sum(weights), weights @ gradients) < 1e-12
-    np.testing.assert_allclose(
-        at.project(tensor(direction)), gradients @ direction, rtol=1e-10, atol=1e-11
-    )
     np.testing.assert_allclose(at.norms(), (gradients**2).sum(1), rtol=1e-11)
     np.testing.assert_allclose(cohort.evaluate(x).loss, losses, rtol=1e-12)
 
@@ -240,7 +236,6 @@ def test_minibatch_gradients_match_a_loop_over_the_drawn_rows(case):
     np.testing.assert_allclose(at.losses, [value for value, _ in answers], rtol=1e-12)
     assert relative(at.sum(weights), weights @ gradients) < 1e-12
     np.testing.assert_allclose(at.norms(), (gradients**2).sum(1), rtol=1e-11)
-    np.testing.assert_allclose(at.project(tensor(x)), gradients @ x, rtol=1e-10, atol=1e-11)
 
 
 @pytest.mark.parametrize("case", CASES)

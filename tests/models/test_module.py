@@ -52,7 +52,6 @@ def test_a_linear_layer_is_a_linear_model(case):
     np.testing.assert_allclose(b.losses, a.losses, rtol=1e-12)
     assert relative(b.sum(weights), as_module(a.sum(weights), outputs)) < 1e-12
     np.testing.assert_allclose(b.norms(), a.norms(), rtol=1e-11)
-    np.testing.assert_allclose(b.project(y), a.project(torch.tensor(x)), rtol=1e-9, atol=1e-10)
     scores = linear.evaluate(x), network.evaluate(y)
     np.testing.assert_allclose(scores[1].loss, scores[0].loss, rtol=1e-12)
     np.testing.assert_array_equal(scores[1].accuracy, scores[0].accuracy)
@@ -150,7 +149,7 @@ def test_frozen_and_shared_parameters():
     step = 1e-6
     v = torch.randn(48, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     up, down = (cohort.gradients(cohort.start() + s * step * v).losses for s in (1, -1))
-    np.testing.assert_allclose(at.project(v), (up - down) / (2 * step), rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(at.each() @ v, (up - down) / (2 * step), rtol=1e-6, atol=1e-8)
 
 
 def test_the_users_network_is_left_alone():

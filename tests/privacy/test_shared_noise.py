@@ -85,7 +85,6 @@ def test_single_gradients_stay_with_the_clients():
     for ask in (
         at.each,
         at.norms,
-        lambda: at.project(x),
         lambda: cohort.local_updates(x, None, None, LocalPlan(2, 0.1)),
         lambda: cohort.local_updates(x, other, x, plan),
         lambda: cohort.local_updates(x, None, None, plan).norms(),

@@ -191,8 +191,6 @@ class ScaffPD(MinimaxMethod[ScaffPDState]):
         rates = rule.rates(state.rule)
         if rates.correction != "gradients":
             return self._round_without_gradients(federation, state, rule, rates)
-        before = state.at
-        assert before is not None
         d = self._local_work(federation, state, rates)
         step = rates.primal(float(state.weights.sum()) or 1.0, self.local_steps)
         x = state.x - step * d
@@ -208,9 +206,6 @@ class ScaffPD(MinimaxMethod[ScaffPDState]):
             float(slope),
             torch.finfo(x.dtype).eps,
         )
-        if not state.constants.first_order:
-            move = x - state.x
-            trial = replace(trial, secants=lambda: (before.project(move), at.project(move)))
         if federation.sums.allows_reweighting:
             trial = replace(trial, bend=lambda: _bend(state, at, x))
         judged, accepted = rule.judge(state.rule, trial)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Generic, NoReturn, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -20,7 +20,6 @@ from scaffpd.federation.questions import (
     GradientsAt,
     Hessian,
     LocalSteps,
-    Project,
     ProximalSteps,
     Question,
     Reply,
@@ -133,16 +132,12 @@ class Answers(Generic[Asked]):
         may see them.
         """
         if self.federation.sums.hides_vectors:
-            _hidden()
+            raise InputError(
+                "method-needs-vectors",
+                "Secure sums hide every client's own vector: use a method that needs sums only, "
+                "such as ScaffPD.",
+            )
         return self.reply.vectors[part or self.main].each()
-
-
-def _hidden() -> NoReturn:
-    raise InputError(
-        "method-needs-vectors",
-        "Secure sums hide every client's own vector: use a method that needs sums only, such as "
-        "ScaffPD.",
-    )
 
 
 class Gradients(Answers[GradientsAt]):
@@ -185,14 +180,6 @@ class Gradients(Answers[GradientsAt]):
             self._error = max(self._error, self.federation.sums.error(len(self.x), weights))
         return self._sums[name]
 
-    def project(self, direction: Tensor) -> Vector:
-        """Return ⟨c_i, v⟩ per client, for a direction v that clients can form from earlier
-        messages.
-        """
-        if not self.federation.sums.allows_projections:
-            _hidden()
-        return self._ask(Project(self.question, direction)).numbers("slope")
-
     def norms(self) -> Vector:
         """Return ‖c_i‖² per client: one exchange, a scalar up."""
         self.federation.count(exchanges=1, up=len(self.chosen))
@@ -217,12 +204,6 @@ class Gradients(Answers[GradientsAt]):
         """Return Σ_i w_i diag ∇²f_i(x); the sum is sent to all clients."""
         self.federation.count(down=len(self.x) * len(self.chosen))
         return self._ask(Diagonal(self.question)).added("diagonal", weights)
-
-    def diagonals(self) -> Tensor:
-        """Return every client's diag ∇²f_i(x), (n, d): for servers that may see single vectors."""
-        if self.federation.sums.hides_vectors:
-            _hidden()
-        return self._ask(Diagonal(self.question)).reply.vectors["diagonal"].each()
 
     def hessian(self, weights: Vector) -> Tensor:
         """Return Σ_i w_i ∇²f_i(x), (d, d), in float64."""

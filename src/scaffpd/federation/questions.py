@@ -102,9 +102,6 @@ class EvaluatedPoint(Protocol):
     def sum(self, weights: Tensor) -> Tensor:
         """Return Σ_i w_i c_i."""
 
-    def project(self, direction: Tensor) -> Tensor:
-        """Return ⟨c_i, v⟩ per client."""
-
     def norms(self) -> Tensor:
         """Return ‖c_i‖² per client."""
 
@@ -432,22 +429,6 @@ class Diagonal(Question):
         """Return the diagonals, or their weighted sum."""
         point = clients.point(self.at)
         return Reply({}, {"diagonal": Vectors(point.diagonal, point.diagonals)})
-
-
-@dataclass(frozen=True, eq=False)
-class Project(Question):
-    """Projections ⟨c_i, v⟩ for a direction v that clients can form from earlier messages."""
-
-    kind = "project"
-    scalars = ("slope",)
-
-    at: GradientsAt
-    direction: Tensor
-
-    def answer(self, clients: ClientSide) -> Reply:
-        """Return one number per client."""
-        slopes = clients.point(self.at).project(self.direction)
-        return Reply({"slope": lambda: slopes})
 
 
 @dataclass(frozen=True, eq=False)

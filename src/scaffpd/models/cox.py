@@ -218,10 +218,6 @@ class CoxPoint(StackedDisplacements):
         """Return VᵀH_iV, (N, k, k)."""
         return self.oracle.mean_curvature(self.at, V) + self.ridge.gram(V)
 
-    def project(self, direction: Tensor) -> Tensor:
-        """Return ⟨c_i, v⟩ per client."""
-        return self.vectors @ direction
-
     def norms(self) -> Tensor:
         """Return ‖c_i‖² per client."""
         return self.vectors.square().sum(1)

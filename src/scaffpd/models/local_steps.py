@@ -29,7 +29,6 @@ Minibatches are drawn on the device, for as many steps at a time as need little 
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -37,7 +36,6 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from scaffpd.federation import LocalPlan
 from scaffpd.models.draws import Draws
@@ -56,8 +54,6 @@ LARGEST = 2**22
 STORED = {"cpu": 2**24, "cuda": 2**28}
 # Numbers that are drawn and collected at a time.
 SLAB = {"cpu": 2**22, "cuda": 2**27}
-# Bytes of a processor's registers.
-REGISTER = 64 if platform.machine() in ("x86_64", "AMD64") else 16
 
 
 class Path(Enum):
@@ -216,8 +212,7 @@ class SampleSteps:
         loop = self.loops.get(number)
         if loop is None:
             A, y = self.rows.of(block)
-            A = widened(A, self.outputs)
-            y = widened(self.loss.dense(y, self.outputs, A.dtype), self.outputs).mT
+            y = self.loss.dense(y, self.outputs, A.dtype).mT
             K = in_layout(-torch.bmm(A, A.mT), block)
             loop = GraphReplay(partial(_sample_loop, self.loss, K, in_layout(y, block)))
             if stores_inner_products(self.rows):
@@ -266,7 +261,7 @@ class SampleSteps:
             return block.weight.new_zeros(())
         if values.ndim == 2:
             values = block.of(values)
-        return in_layout(widened(values, self.outputs).mT, block)
+        return in_layout(values.mT, block)
 
 
 def in_layout(values: Tensor, block: PaddedBlock) -> Tensor:
@@ -316,9 +311,10 @@ def _sample_loop(
             out.addcmul_(own, P, value=-1)
         if products.few:  # seen as they are stored, outputs × (samples and clients)
             flat = (values.movedim(0, -1).flatten(1) for values in (out, y))
-            rho = loss.across(*flat).view(*Z.shape[1:], -1).movedim(-1, 0)
+            rho = loss.residual(*(each.mT for each in flat)).mT
+            rho = rho.view(*Z.shape[1:], -1).movedim(-1, 0)
         else:
-            rho = loss.across(out, y)
+            rho = loss.residual(out.mT, y.mT).mT
         if r.ndim:
             rho = rho.sub_(r)
         rho = rho.mul_(w)
@@ -337,14 +333,6 @@ def shares(rate: Tensor, keep: Tensor, first: int, last: int) -> Tensor:
         before.copy_(p)
         p = torch.addcmul(rate, keep, p)
     return out
-
-
-def widened(rows: Tensor, k: int) -> Tensor:
-    """Append zero rows to (n, m, ...) to fill registers: softmax is slow on a remainder."""
-    lanes = REGISTER // rows.dtype.itemsize
-    m = rows.shape[-2]
-    missing = -m % lanes if k > 1 and 2 * m >= lanes else 0
-    return pad(rows.mT, (0, missing)).mT if missing else rows
 
 
 def counted(positions: Tensor, share: Tensor, m: int) -> Tensor:
@@ -403,12 +391,15 @@ class FeatureSteps:
     ) -> Tensor:
         A, y = self.rows.of(block)
         assert problem.r is not None
-        weight = problem.rates[block.clients, 0] * block.weight
-        near = NearbyGradients(self.loss, A, y, block.of(problem.z), block.of(problem.r), weight)
+        z, r = (block.of(values).mT.contiguous() for values in (problem.z, problem.r))
+        y = self.loss.dense(y, z.shape[1], A.dtype)
+        weight = (problem.rates[block.clients, 0] * block.weight)[:, None]
+        products = Products(A, z.shape[1])
         D = push.clone()  # the first step: nothing has changed at d = 0
         for _ in range(1, problem.plan.steps):
-            change = near.change(D)
-            near.products.back(change, torch.addcmul(push, keep, D, out=D))
+            ahead = torch.sub(z, products.along(D), out=products.out)
+            change = self.loss.residual(ahead.mT, y).mT.sub_(r).mul_(weight)
+            products.back(change, torch.addcmul(push, keep, D, out=D))
         return D
 
     def _minibatches(
@@ -463,31 +454,3 @@ def _minibatch_loop(
         r = loss.residual(ahead.mT, y[t]).mT.mul_(weight)
         products.back(r, torch.addcmul(push, keep, D, out=D))
     return D
-
-
-class NearbyGradients:
-    """Gradients of some clients near x: their change A_iᵀ W_i (r(x − d) − r(x)).
-
-    Args:
-        loss: ℓ.
-        A: (n, m, features), the samples.
-        y: (n, m, ·), the targets.
-        z: (n, m, k), the predictions at x.
-        r: (n, m, k), the derivatives ∂ℓ/∂z there.
-        weight: (n, m), W_i.
-    """
-
-    def __init__(
-        self, loss: Loss, A: Tensor, y: Tensor, z: Tensor, r: Tensor, weight: Tensor
-    ) -> None:
-        self.loss = loss
-        self.y = loss.dense(y, z.shape[2], A.dtype)
-        self.z = z.mT.contiguous()
-        self.r = r.mT.contiguous()
-        self.weight = weight[:, None]
-        self.products = Products(A, z.shape[2])
-
-    def change(self, D: Tensor) -> Tensor:
-        """Return W (r(x − D) − r(x)), (n, k, m), for D (n, k, features)."""
-        z = torch.sub(self.z, self.products.along(D), out=self.products.out)
-        return self.loss.residual(z.mT, self.y).mT.sub_(self.r).mul_(self.weight)

@@ -55,10 +55,6 @@ class StackedPoint(StackedDisplacements):
         self.losses = losses
         self.gradients = gradients
 
-    def project(self, direction: Tensor) -> Tensor:
-        """Return ⟨c_i, v⟩ per client."""
-        return self.gradients @ direction
-
     def norms(self) -> Tensor:
         """Return ‖c_i‖² per client."""
         return torch.einsum("nd,nd->n", self.gradients, self.gradients)

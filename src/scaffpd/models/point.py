@@ -174,10 +174,6 @@ class LinearPoint:
         """Return w_i/m_i per row, (M, 1)."""
         return (weights[self.rows.layout.owner] * self.rows.share)[:, None]
 
-    def project(self, direction: Tensor) -> Tensor:
-        """Return ⟨c_i, v⟩ per client."""
-        return self._slopes(direction[:, None], self._along(direction[:, None]))[:, 0]
-
     def _along(self, V: Tensor) -> Tensor:
         """Return T = A V, the change of the predictions along V's columns: (rows, outputs, k)."""
         k = V.shape[1]

@@ -23,7 +23,6 @@ more samples: rows √(m (l2_k − l2)/2) e_k.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
@@ -39,7 +38,7 @@ from scaffpd.models.execution import parallel_map
 from scaffpd.models.glm import LinearOracle
 from scaffpd.models.local_steps import Path, SpanDisplacements, cheapest_path, local_gain
 from scaffpd.models.losses import Loss
-from scaffpd.models.numerics import SAFE, UNIT, product
+from scaffpd.models.numerics import SAFE, UNIT
 from scaffpd.models.point import LinearPoint, Ridge
 from scaffpd.models.samples import Levers, PaddedBlock, Ragged, StackedSamples
 
@@ -162,9 +161,6 @@ class CompressedPoint(LinearPoint):
         return loss + constant + more[0], gradient + more[1]
 
 
-Profile = Callable[[Tensor, Tensor], Tensor]  # ϕ of eigenvalues h, for clients numbered by owner
-
-
 @dataclass(frozen=True)
 class Rotated:
     """Orthogonal rows Ã of every client, their eigenvalues w_j and their squared norms."""
@@ -224,58 +220,13 @@ def orthogonal_rows(A: Tensor) -> Tensor:
     return torch.where(clear[..., None], turned, 0)
 
 
-class ClosedForm:
-    """ϕ_i(H_i) c = ϕ_i(l2) c + Ã_iᵀ diag(gain) Ã_i c of all clients: J full-gradient local steps.
-
-    Args:
-        data: the orthogonal rows.
-        l2: the least l2, and the least eigenvalue of every H_i.
-    """
-
-    def __init__(self, data: Rotated, l2: float) -> None:
-        self.data = data
-        self.l2 = l2
-        # ϕ of the last plan is cached, because rounds repeat it.
-        self._last: tuple[LocalPlan, Tensor, Tensor] | None = None
-
-    def steps(self, plan: LocalPlan, rates: Tensor, c: Tensor) -> SpanDisplacements:
-        """Take the steps from the first corrected gradient c, one for all or (N, features, k)."""
-        key = replace(plan, key=(), snapshot=None)  # full gradients draw nothing
-        if self._last is None or self._last[0] != key:
-
-            def phi(h: Tensor, i: Tensor) -> Tensor:
-                return local_gain(h + plan.prox, rates.flatten()[i], plan.steps)
-
-            self._last = key, *self.gains(phi)
-        _, base, gain = self._last
-        return self.applied(base, gain, c)
-
-    def gains(self, phi: Profile) -> tuple[Tensor, Tensor]:
-        """Return ϕ_i(l2), (N,), and (ϕ_i(w + l2) − ϕ_i(l2))/‖ã‖² of every row."""
-        norms = self.data.norms
-        owner = self.data.rows.layout.owner
-        everyone = torch.arange(len(self.data.rows.layout), device=norms.device)
-        base = phi(norms.new_full((len(everyone),), self.l2), everyone)
-        gain = phi(self.data.eigenvalues + self.l2, owner) - base[owner]
-        return base, torch.where(norms > 0, gain / torch.where(norms > 0, norms, 1), 0)
-
-    def applied(self, base: Tensor, gain: Tensor, c: Tensor) -> SpanDisplacements:
-        """Apply the function to c."""
-        rows = self.data.rows
-        if c.ndim == 2:
-            along = rows.A @ c
-        else:
-            along = c.new_empty(len(rows.A), c.shape[2])
-            for block in rows.blocks:
-                block.put(along, product(rows.of(block)[0], c[block.clients]))
-        return SpanDisplacements(rows, c, base, along.mul_(gain[:, None]))
-
-
 class QuadraticOracle(LinearOracle):
     """A `LinearOracle` whose full-gradient local steps are in closed form."""
 
     # The oracle and the clients that these were selected from.
     _part: tuple[QuadraticOracle, list[int]] | None = None
+    # The last plan, which rounds repeat, and what it does to c.
+    _gains: tuple[LocalPlan, Tensor, Tensor] | None = None
 
     @property
     def most_rows(self) -> float:  # type: ignore[override]
@@ -294,11 +245,6 @@ class QuadraticOracle(LinearOracle):
             whole, clients = self._part
             return whole.rotated.only(clients)
         return rotate(self.compressed.rows, self.ridge, self.outputs)
-
-    @cached_property
-    def closed(self) -> ClosedForm:
-        """Local steps in closed form."""
-        return ClosedForm(self.rotated, self.ridge.least)
 
     @cached_property
     def spectrum(self) -> tuple[Tensor, Tensor]:
@@ -343,7 +289,7 @@ class QuadraticOracle(LinearOracle):
         """Return the same clients with another regulariser, without another decomposition."""
         self.compressed, self.spectrum  # noqa: B018  # computed once for all
         other = super().using(ridge)
-        vars(other).pop("closed", None)
+        other._gains = None
         if not (ridge.even and self.ridge.even):
             vars(other).pop("rotated", None)
             other._part = None
@@ -378,4 +324,22 @@ class QuadraticOracle(LinearOracle):
         if plan.steps == 1 or not closed:
             return super().local_updates(x, at, correction, plan)
         _, c = self._first(x, at, correction)
-        return self.closed.steps(plan, self.rates(plan), c)
+        base, gain = self._closed_form(plan)
+        rows = self.rotated.rows
+        along = rows.A @ c if c.ndim == 2 else rows.along(c)
+        return SpanDisplacements(rows, c, base, along.mul_(gain[:, None]))
+
+    def _closed_form(self, plan: LocalPlan) -> tuple[Tensor, Tensor]:
+        """Return ϕ_i(l2), (N,), and (ϕ_i(w + l2) − ϕ_i(l2))/‖ã‖² of every rotated row."""
+        key = replace(plan, key=(), snapshot=None)  # full gradients draw nothing
+        if self._gains is None or self._gains[0] != key:
+            data = self.rotated
+            owner = data.rows.layout.owner
+            rates = self.rates(plan).flatten()
+            least = self.ridge.least + plan.prox
+            base = local_gain(torch.full_like(rates, least), rates, plan.steps)
+            gain = local_gain(data.eigenvalues + least, rates[owner], plan.steps) - base[owner]
+            norms = data.norms
+            gain = torch.where(norms > 0, gain / torch.where(norms > 0, norms, 1), 0)
+            self._gains = key, base, gain
+        return self._gains[1:]

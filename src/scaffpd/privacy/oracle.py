@@ -80,10 +80,6 @@ class SharedPoint(StackedPoint):
         super().__init__(x, losses, x.new_empty(0))
         self.oracle = oracle
 
-    def project(self, direction: Tensor) -> Tensor:
-        """Refuse."""
-        refuse_single()
-
     def shares(self, weights: Tensor, terms: SumTerms | None = None) -> SharedSum:
         """Return what every client adds to Σ_i w_i c_i: a release of everybody."""
         return self.oracle.shared(self.x, weights, terms)

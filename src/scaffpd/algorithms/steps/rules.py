@@ -132,10 +132,7 @@ class Trial:
         step: the factor on d.
         slope: ⟨c, d⟩.
         precision: the machine epsilon of the losses' number format.
-        secants: ⟨c_i, x⁺ − x⟩ at x and at x⁺ per client; asking costs 2N scalars. `None` if sums
-            hide them.
-        bend: ½ Σ_i λ⁺_i ⟨c_i(x⁺) − c_i(x), x⁺ − x⟩ from two sums instead; `None` if masks allow
-            only one sum.
+        bend: ½ Σ_i λ⁺_i ⟨c_i(x⁺) − c_i(x), x⁺ − x⟩ from two sums; `None` if masks allow only one.
     """
 
     objective: Objective
@@ -145,7 +142,6 @@ class Trial:
     step: float
     slope: float
     precision: float
-    secants: Callable[[], tuple[Vector, Vector]] | None = None
     bend: Callable[[], float] | None = None
 
     def value(self) -> float:
@@ -394,20 +390,13 @@ def dual_gain(trial: Trial, coupling: float) -> tuple[float, float]:
 def curvature_and_change(trial: Trial, expected: float = 0.0) -> tuple[float, Vector]:
     """Return B and q.
 
-    If B is lost in the rounding of the losses, compute it from the gradients along the step
-    (trapezoid rule) or from their sums; without them, from the last curvature.
+    If B is lost in the rounding of the losses, compute it from sums of gradients along the step
+    (trapezoid rule); without them, from the last curvature.
     """
     weights = trial.weights
     change = trial.after - trial.before
     bregman = float(weights @ change) + trial.step * trial.slope
     noise = 2 * trial.precision * float(weights @ (np.abs(trial.before) + np.abs(trial.after)))
     if bregman < 1e4 * noise:
-        if trial.secants is not None:
-            before, after = trial.secants()
-            bregman = max(0.5 * float(weights @ (after - before)), 0.0)
-            change = 0.5 * (before + after)
-        elif trial.bend is not None:
-            bregman = max(trial.bend(), 0.0)
-        else:
-            bregman = max(bregman, expected, 0.0)
+        bregman = max(bregman, expected, 0.0) if trial.bend is None else max(trial.bend(), 0.0)
     return bregman, change - change.mean() if trial.objective.simplex else change
