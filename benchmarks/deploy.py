@@ -46,19 +46,16 @@ SILOS = ("north", "south", "west")
 ROUNDS = 6
 ENTRY = """\
 import numpy as np
-import scaffpd as sp
 
 def rows():
     random = np.random.default_rng({seed})
     return random.standard_normal((2, {d})) / np.sqrt({d}), random.standard_normal(2)
-
-def load():
-    return sp.Cohort({{"{name}": rows()}}, sp.Linear("squared", l2=0.1))
 """
 SILO = """\
 name = "{name}"
 [data]
-entry = "rows:load"
+entry = "rows:rows"
+test = 0
 [limits]
 rows = 1
 """
@@ -66,6 +63,10 @@ FEDERATION = """\
 silos = ["north", "south", "west"]
 folder = "{folder}"
 timeout = 300.0
+columns = [{d}]
+[model]
+kind = "squared"
+l2 = 0.1
 [objective]
 kind = "ChiSquare"
 rho = 0.1
@@ -103,11 +104,11 @@ def write(folder: Path, d: int) -> tuple[Path, dict[str, Path]]:
     for seed, name in enumerate(SILOS):
         home = folder / name
         home.mkdir(parents=True)
-        (home / "rows.py").write_text(ENTRY.format(seed=seed, d=d, name=name))
+        (home / "rows.py").write_text(ENTRY.format(seed=seed, d=d))
         (home / "silo.toml").write_text(SILO.format(name=name))
         places[name] = home / "silo.toml"
     path = folder / "federation.toml"
-    path.write_text(FEDERATION.format(folder="run", rounds=ROUNDS))
+    path.write_text(FEDERATION.format(folder="run", rounds=ROUNDS, d=d))
     agree_for_all(FederationFile.read(path), places)
     return path, places
 
@@ -223,7 +224,7 @@ def stations(folder: Path) -> tuple[Path, dict[str, Path]]:
         home.mkdir(parents=True)
         np.savez(home / "rows.npz", X=X, y=y)
         (home / "rows.py").write_text(
-            "import pathlib\nimport numpy as np\ndef load():\n    held = np.load(pathlib.Path("
+            "import pathlib\nimport numpy as np\ndef rows():\n    held = np.load(pathlib.Path("
             "__file__).with_name('rows.npz'))\n    return held['X'], held['y']\n"
         )
         (home / "silo.toml").write_text(SILO.format(name=name))

@@ -11,10 +11,10 @@ from cases.refusals import refuses
 from cases.silos import QUICK, federation, run
 from scaffpd.cli import run as cli
 from scaffpd.cli.deploy import _end, _screen
-from scaffpd.deploy.deployed_run import PROGRESS, DeployedRun, Outcome, write_outcome
+from scaffpd.deploy.deployed_run import PROGRESS, DeployedRun, Outcome
 from scaffpd.deploy.hospitals import write_hospitals
 from scaffpd.errors import InputError
-from scaffpd.files import DRAFT, JsonLines
+from scaffpd.files import DRAFT, JsonLines, clear_drafts
 from scaffpd.run.settings.federation import FederationFile
 from scaffpd.run.settings.silo import SiloFile
 
@@ -80,7 +80,7 @@ def test_a_federations_file_is_read_strictly(tmp_path, old, new, code):
 
 def test_defaults(tmp_path):
     path = tmp_path / "federation.toml"
-    path.write_text('silos = ["a", "b", "c"]\n[objective]\nkind = "Agnostic"\n')
+    path.write_text('silos = ["a", "b", "c"]\ncolumns = [2]\n[objective]\nkind = "Agnostic"\n')
     file = FederationFile.read(path)
     assert file.tol == 1e-6
     assert file.address == ("localhost", 8002)
@@ -147,8 +147,8 @@ def test_a_coordinator_removes_nothing_from_its_folder_but_its_own_half_written_
     (tmp_path / ".ipynb_checkpoints").mkdir()
     half = tmp_path / f".outcome.json.abcdefgh{DRAFT}"
     half.touch()
-    with DeployedRun(tmp_path).locked():
-        assert not half.exists()
+    clear_drafts(DeployedRun(tmp_path).path)
+    assert not half.exists()
     assert {path.name for path in tmp_path.glob(".*")} == {
         ".env",
         ".gitignore",
@@ -158,11 +158,10 @@ def test_a_coordinator_removes_nothing_from_its_folder_but_its_own_half_written_
 
 def test_what_a_run_has_written_is_read_back(tmp_path):
     folder = DeployedRun(tmp_path)
-    with refuses("no-outcome"):
-        Outcome.of(folder)
-    outcome = Outcome("converged", True, "Done.", 9, 0.1 + 0.2, {"epsilon": 3.5, "delta": 1e-5})
-    write_outcome(folder, outcome)
-    assert Outcome.of(folder) == outcome
+    assert folder.outcome() is None
+    outcome = Outcome("converged", "Done.", 9, 0.1 + 0.2, {"epsilon": 3.5, "delta": 1e-5})
+    folder.end(outcome)
+    assert folder.outcome() == outcome
 
 
 def test_two_coordinators_do_not_share_a_folder(tmp_path):

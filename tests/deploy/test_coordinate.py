@@ -29,7 +29,7 @@ from cases.silos import (
 )
 from scaffpd.deploy.board import BEGIN, POST, SiloTrouble
 from scaffpd.deploy.coordinate import coordinate
-from scaffpd.deploy.deployed_run import DeployedRun, Outcome
+from scaffpd.deploy.deployed_run import DeployedRun
 from scaffpd.deploy.messages import Message, decode, encode
 from scaffpd.deploy.transcript import FIRST
 from scaffpd.federation.own_weights import OwnWeights
@@ -293,7 +293,7 @@ def test_a_file_of_the_folder_that_is_broken_is_named(tmp_path):
     assert "states.json" in outcome.sentence
     with refuses("run-file-unreadable"):
         (folder / "outcome.json").write_text("{")
-        Outcome.of(DeployedRun(folder))
+        DeployedRun(folder).outcome()
 
 
 PERSONAL = {MODEL: f"{MODEL}kappa = 5.0\n", **ROUGH}

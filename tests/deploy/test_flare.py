@@ -31,7 +31,7 @@ from cases.refusals import refuses
 from cases.silos import federation
 from forked import forked
 from scaffpd import cli
-from scaffpd.deploy.deployed_run import DeployedRun, Outcome, write_outcome
+from scaffpd.deploy.deployed_run import DeployedRun, Outcome
 from scaffpd.deploy.flare import admin, client, provision, server
 from scaffpd.deploy.flare.admin import AdminSession, LostError
 from scaffpd.deploy.flare.provision import FlareProject
@@ -359,7 +359,7 @@ def test_certificates_that_end_soon_are_announced(tmp_path):
     path, _ = federation(tmp_path / "f", 2)
     certified(path.parent, -1, 59.9)
     file = FederationFile.read(path)
-    record = record_of(file, DeployedRun(file.folder), Outcome("paused", False, "it waits", 0))
+    record = record_of(file, DeployedRun(file.folder), Outcome("paused", "it waits", 0))
     assert "renew the kits before." in page(record, "")
 
 
@@ -408,7 +408,7 @@ class Scripted:
 
 
 ALL = ["cleveland", "va"]
-DONE = Outcome("converged", True, "Done.", 3, 1e-7)
+DONE = Outcome("converged", "Done.", 3, 1e-7)
 
 
 @pytest.fixture
@@ -420,7 +420,7 @@ def followed(tmp_path, monkeypatch):
     monkeypatch.setattr(admin, "time", Clock())
 
     def run(sites, statuses, outcome=DONE, seconds=3600.0):
-        server = Scripted(sites, statuses, lambda: outcome and write_outcome(folder, outcome))
+        server = Scripted(sites, statuses, lambda: outcome and folder.end(outcome))
         processes = types.SimpleNamespace(
             alive=lambda part: server.alive, environment=lambda part: {}
         )
@@ -470,7 +470,7 @@ def test_what_ends_early_pauses_with_its_reason_for_terminal_and_status(
 
 def test_the_coordinators_own_reason_comes_first(followed):
     run, _, _ = followed
-    paused = Outcome("paused", False, "Silo 'va' did not answer.", 2)
+    paused = Outcome("paused", "Silo 'va' did not answer.", 2)
     assert run([ALL], ["RUNNING", "FINISHED:COMPLETED"], paused)[0] == paused
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 
 import numpy as np
 import pytest
@@ -32,10 +31,10 @@ from scaffpd.data.tabular.agree import (
 from scaffpd.data.tabular.clients import common
 from scaffpd.deploy.agreement import leaves
 from scaffpd.deploy.dataset import Dataset, Wanted
-from scaffpd.deploy.deployed_run import DeployedRun
 from scaffpd.files import load_or_create
 from scaffpd.privacy.accountant import least_noise
 from scaffpd.run.settings.federation import FederationFile
+from scaffpd.run.settings.model_file import read_model
 from scaffpd.run.settings.silo import SiloFile
 from scaffpd.training.pairs import indicators_of, paired, search
 
@@ -120,7 +119,7 @@ def test_four_silos_have_the_cohorts_curves_pairs_strengths_and_model(tmp_path, 
     assert outcome.final, outcome.sentence
     schema, cohort = by_hand(path, places)
     file = FederationFile.read(path)
-    setup = DeployedRun(file.folder).setup()
+    setup = read_model(file.folder / "model.safetensors")[1]
     assert setup.schema == schema
     assert sum(" > " in name for name in features(schema)) > 20
     assert bool(schema.get("pairs")) == bool(file.pairs)
@@ -150,7 +149,6 @@ def test_four_silos_have_the_cohorts_curves_pairs_strengths_and_model(tmp_path, 
         right = np.mean([row["target"] == row["predicted"] for row in held])
         own = cohort.evaluate(wanted.x, "test")
         assert right == pytest.approx(own.accuracy[list(places).index(name)], abs=1e-12)
-    json.loads((file.folder / "setup.json").read_text(), parse_constant=pytest.fail)
 
 
 PRIVATE = "[privacy]\nepsilon = 8.0\n"
@@ -171,7 +169,7 @@ def test_with_noise_silos_pay_for_their_counts_once(tmp_path):
     assert outcome.final, outcome.sentence
     models_of(path, places)
     file = FederationFile.read(path)
-    setup = DeployedRun(file.folder).setup()
+    setup = read_model(file.folder / "model.safetensors")[1]
     steps = {column["name"]: column.get("steps", []) for column in setup.schema["columns"]}
     assert 2 <= len(steps["age"]) <= 7
     assert "pairs" not in setup.schema

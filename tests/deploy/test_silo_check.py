@@ -130,19 +130,6 @@ def test_regression_arrays_and_names_with_control_characters(tmp_path, capsys):
         assert text in words
 
 
-def test_a_cohort_of_ones_own(tmp_path, capsys):
-    (tmp_path / "own.py").write_text(
-        "import numpy as np, scaffpd as sp\n"
-        "def load():\n"
-        "    return sp.Cohort({'b': (np.ones((25, 3)), np.ones(25))}, sp.Linear('squared', "
-        "l2=1.0))\n"
-    )
-    (tmp_path / "b.toml").write_text('name = "b"\n[data]\nentry = "own:load"\n')
-    words = " ".join(checked(capsys, str(tmp_path / "b.toml")).split())
-    assert "the entry's own Cohort" in words
-    assert "25 to train on" in words
-
-
 def test_a_mistake_is_one_sentence_and_code_2(tmp_path, capsys):
     assert cli.run(["silo", "check", site(tmp_path, data="tes = 0.1")]) == 2
     captured = capsys.readouterr()

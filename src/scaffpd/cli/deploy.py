@@ -148,9 +148,9 @@ def _show_status(now: Mapping[str, Any]) -> None:
         "state": now["state"] + ("" if quiet is None else f", last heard of {quiet:.0f} s ago"),
         "round": str(now["round"]),
         "certified gap": "none" if gap is None else f"{gap:.2e}",
-        "silos": ", ".join(now["members"]) or "none yet",
         "exchanges": str(now["exchanges"]),
-        "sent": f"{format_bytes(now['messages_up'])} up, {format_bytes(now['messages_down'])} down",
+        "sent": f"{format_bytes(now.get('messages_up', 0))} up, "
+        f"{format_bytes(now.get('messages_down', 0))} down",
     }
     facts(console, lines)
     if now["events"]:

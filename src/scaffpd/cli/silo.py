@@ -241,9 +241,8 @@ def _show_check(found: Overview) -> None:
     console = Console(highlight=False)
     console.print(f"Silo {found['silo']}", style="bold", markup=False)
     rows = found["rows"]
-    prepared = found["task"] == "prepared"
     lines = {
-        "task": "the entry's own Cohort" if prepared else found["task"],
+        "task": found["task"],
         "rows": f"{rows['train']} to train on, {rows['test']} held out",
         "key": found["fingerprint"],
     }
@@ -309,7 +308,7 @@ def show_agreements(known: Sequence[Overview]) -> None:
         lines = {
             "is": own["state"],
             "federation": own["federation"],
-            "columns": ", ".join(own["columns"]) or "those of the silo's own Cohort",
+            "columns": ", ".join(own["columns"]),
             "model": own["model"],
             "method": f"{own['method']}, {own['rounds']} rounds at most",
             "noise": "none" if noise is None else f"ε = {noise[0]}, δ = {noise[1]}",

@@ -198,7 +198,7 @@ class Agreement:
 def _columns(terms: FederationTerms) -> list[str]:
     if isinstance(terms.columns, dict):
         return list(terms.columns)
-    return [] if terms.columns is None else [f"shape {' × '.join(map(str, terms.columns))}"]
+    return [f"shape {' × '.join(map(str, terms.columns))}"]
 
 
 def _code(terms: FederationTerms) -> list[str]:
@@ -243,7 +243,7 @@ def _noise(terms: FederationTerms) -> Json:
             "data.",
         )
     if linear and not {"radius", "smoothness"} & set(about):
-        columns = 1 if terms.columns is None else width(terms.encoding())
+        columns = width(terms.encoding())
         steps = MOST / 2 * terms.numbers * terms.curved  # about half of a row's are ones
         about["radius"] = math.sqrt(columns + steps + 1)  # and the intercept
     budget = about["epsilon"], about["delta"]
@@ -320,7 +320,7 @@ def _prepared(terms: FederationTerms) -> list[str]:
             "of every column, how many rows have a value, their sum, and the sum of squared "
             "distances from the mean"
         )
-    if terms.columns is not None and (terms.paired or AUTO in (terms.l2, terms.model.kappa)):
+    if terms.model.network is None and (terms.paired or AUTO in (terms.l2, terms.model.kappa)):
         lines.append(
             "for strengths by evidence, minima, gradients and Hessians of your loss with a pull to "
             "a shared point, and squared distances from it"

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from scaffpd.data.tabular.agree import PREPARED
 from scaffpd.data.tabular.columns import CATEGORY, leaking_columns
 from scaffpd.data.tabular.settings import CLASSIFICATION, REGRESSION
 from scaffpd.deploy.dataset import Dataset
@@ -49,8 +48,6 @@ def site_overview(file: SiloFile, data: Dataset) -> Json:
 
 def dictionary(data: Dataset) -> list[str]:
     """Return these columns as federation.toml declares them, for the consortium to agree on."""
-    if data.target.task == PREPARED:
-        return []
     lines = []
     if data.target.task == CLASSIFICATION:
         lines.append(f"labels = {json.dumps(list(data.target.labels))}")
@@ -91,8 +88,6 @@ def warnings(file: SiloFile, data: Dataset) -> Iterator[str]:
         )
     if data.dropped:
         yield f"Rows without a target are left out: {data.dropped}."
-    if data.target.task == PREPARED:
-        return
     found = _labels(data)
     for entry in found:
         if entry["train"] == 0:

@@ -7,11 +7,11 @@ round; after `timeout` seconds the run pauses. To go on without a silo is anothe
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import threading
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,14 +20,7 @@ import numpy as np
 from scaffpd import __version__
 from scaffpd.deploy.agreement import Agreement
 from scaffpd.deploy.board import Board, Mailbox, SiloTrouble
-from scaffpd.deploy.deployed_run import (
-    FAILED,
-    OUTCOME,
-    PAUSED,
-    DeployedRun,
-    Outcome,
-    write_outcome,
-)
+from scaffpd.deploy.deployed_run import FAILED, OUTCOME, PAUSED, DeployedRun, Outcome, read_json
 from scaffpd.deploy.messages import (
     REFUSED,
     Failure,
@@ -44,12 +37,12 @@ from scaffpd.deploy.silo import CARD
 from scaffpd.deploy.transcript import Session
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, Vector
-from scaffpd.files import write_file
+from scaffpd.files import clear_drafts, write_file
 from scaffpd.run.record import EventRecord
 from scaffpd.run.settings.federation import FederationFile
 from scaffpd.run.settings.model_file import model_bytes
 from scaffpd.secure.keys import Card
-from scaffpd.training.loop import RoundInfo, Status
+from scaffpd.training.loop import RoundInfo
 
 log = logging.getLogger("scaffpd.coordinator")
 PAUSE_SECONDS = 1.0  # between two attempts to reach silos
@@ -62,23 +55,22 @@ def coordinate(path: Path, transport: Transport) -> Outcome:
     file = FederationFile.read(path)
     folder = DeployedRun(file.folder)
     with folder.locked():
+        clear_drafts(folder.path)
         try:
             done = reopen(file, folder)
             if done is not None:
                 return done
             outcome = Coordination(file, folder, transport).run()
         except InputError as error:
-            outcome = Outcome(FAILED, True, str(error), folder.rounds())
+            outcome = Outcome(FAILED, str(error), folder.rounds())
         except Exception as error:  # a full disk, or FLARE has ended the job
             log.exception("The coordinator stops.")
-            made = folder.rounds()
-            sentence = f"{str(error).rstrip('.')}. The run waits after round {made}."
-            outcome = Outcome(PAUSED, False, sentence, made)
-        if not folder.has_outcome():  # of a run with other settings, which stays as it is
+            outcome = folder.pause(str(error))
+        if not (folder.path / OUTCOME).exists():  # that of a run with other settings stays
             if outcome.status in (PAUSED, FAILED):
                 with suppress(InputError, OSError):  # a file may be what cannot be read
                     record_of(file, folder, outcome).write(folder.path)
-            write_outcome(folder, outcome)
+            folder.end(outcome)
         log.info("round %s: %s", outcome.rounds, outcome.sentence)
     return outcome
 
@@ -89,15 +81,15 @@ def reopen(file: FederationFile, folder: DeployedRun) -> Outcome | None:
     A folder is for one agreement: another one needs another folder.
     """
     about: Json = {"terms": file.terms(), "version of scaffpd": __version__}
-    before = folder.read("settings.json", Json) or about
-    if before != about:
+    place = folder.path / "settings.json"
+    if read_json(place, about) != about:
         raise InputError(
             "folder-of-another-run",
             f"The run in {str(folder.path)!r} has other terms: use a new folder.",
         )
-    folder.write("settings.json", about)
-    ended = folder.read(OUTCOME, Outcome)
-    if ended is not None and ended.final and ended.status != FAILED:
+    write_file(place, json.dumps(about))
+    ended = folder.outcome()
+    if ended is not None and ended.final:
         return ended
     (folder.path / OUTCOME).unlink(missing_ok=True)
     return None
@@ -135,7 +127,7 @@ class Coordination:
             # a person may take as long as the server runs
             late = not failure.waits and time.monotonic() - since > self.file.timeout
             if late or (refused and strikes >= STRIKES):
-                return Outcome(PAUSED, False, f"{trouble} The run waits after round {done}.", done)
+                return self.folder.pause(str(trouble))
             time.sleep(PAUSE_SECONDS)
 
     def agreement(self) -> Agreement:
@@ -213,28 +205,19 @@ class Coordination:
     def _finish(self, done: Finished) -> Outcome:
         """Write the result and return the outcome."""
         result = done.result
-        worst = max(done.spent.values(), key=lambda own: own["epsilon"], default=None)
         proven = float(result.certificate) if np.isfinite(result.certificate) else None
-        private = self.file.privacy is not None
-        sentence = f"{result}{_privately(worst) if private else ''}"
-        final = result.status is not Status.INTERRUPTED
-        outcome = Outcome(str(result.status), final, sentence, result.rounds, proven, worst)
+        sentence = str(result)
+        cost = None
+        if self.file.privacy is not None:
+            cost = {"epsilon": max(done.spent.values()), "delta": self.file.privacy.delta}
+            pair = f"(ε, δ) = ({cost['epsilon']:.2f}, {cost['delta']:g})"
+            sentence += f" Every record is protected with {pair}, as counted by the silos."
+        outcome = Outcome(str(result.status), sentence, result.rounds, proven, cost)
         write_file(self.folder.path / "model.safetensors", model_bytes(result.x, done.setup))
-        self.folder.write("setup.json", done.setup.values())
-        record_of(self.file, self.folder, outcome, result, done.scores, done.spent).write(
-            self.folder.path
-        )
+        record_of(self.file, self.folder, outcome, done).write(self.folder.path)
         return outcome
 
 
 def _known(numbers: Vector) -> list[float | None]:
     """Return numbers for JSON, `None` where nobody knows them."""
     return [None if math.isnan(number) else float(number) for number in numbers]
-
-
-def _privately(worst: Mapping[str, float] | None) -> str:
-    """Say what ε and δ the run has cost."""
-    if worst is None:
-        return " No silo reported what this has cost."
-    pair = f"(ε, δ) = ({worst['epsilon']:.2f}, {worst['delta']:g})"
-    return f" Every record is protected with {pair}, as counted by the silos."

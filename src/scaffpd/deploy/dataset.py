@@ -10,13 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scaffpd.data.tabular.agree import PREPARED
 from scaffpd.data.tabular.columns import (
     CATEGORY,
     DATE,
     DataColumn,
     FeatureTable,
-    Mask,
     Matrix,
     array_block,
 )
@@ -33,9 +31,6 @@ from scaffpd.run.settings.methods import load
 from scaffpd.run.settings.model_file import Setup, own_model, predict_encoded
 from scaffpd.run.settings.silo import SiloFile, SiloLimits
 from scaffpd.secure.keys import derived
-from scaffpd.training.cohort import Cohort
-
-WANTED = "(X, y), (X_train, y_train, X_test, y_test) or a Cohort of one client"
 
 
 class Wanted(NamedTuple):
@@ -70,9 +65,6 @@ ANYTHING = Wanted()
 class Dataset(ClientRows):
     """All rows of a silo that have a target."""
 
-    # an entry's own `Cohort`, which needs no agreement on columns; the other fields are then empty
-    cohort: Cohort | None = None
-
     @classmethod
     def read(cls, file: SiloFile, secret: bytes, wanted: Wanted = ANYTHING) -> Dataset:
         """Read the data that a `silo.toml` names; `secret` chooses the rows to hold out."""
@@ -80,14 +72,12 @@ class Dataset(ClientRows):
         owner = f"Silo {file.name!r}"
         if source.entry is not None:
             given = load(file.path.parent, source.entry)
-            if isinstance(given, Cohort):
-                return _prepared(file, given)
-            if not isinstance(given, tuple | list) or len(given) not in (2, 4):
+            if not isinstance(given, tuple) or len(given) != 2:
                 raise InputError(
                     "entry-of-other-type",
-                    f"The entry {source.entry!r} must return {WANTED}, got {type(given).__name__}.",
+                    f"The entry {source.entry!r} must return (X, y), got {type(given).__name__}.",
                 )
-            return _from_parts(file, secret, wanted, list(given[0::2]), list(given[1::2]))
+            return _from_entry(file, secret, wanted, *given)
         assert source.file is not None
         goals = [source.target] if isinstance(source.target, str) else source.target
         if wanted.survival not in (None, len(goals) > 1):
@@ -114,16 +104,7 @@ class Dataset(ClientRows):
             extra = (*extra, np.zeros(len(goal.values)))[:2]  # on its own clock, from zero on
         task = REGRESSION if more else wanted.task
         goal_read = target(owner, goal, task)
-        return _split(file, secret, features, goal_read, sum(dropped.values()), extra=extra)
-
-    @property
-    def rows(self) -> tuple[int, int]:
-        """Numbers of training rows and held-out rows."""
-        if self.cohort is None:
-            return super().rows
-        test = self.cohort.channel.test
-        held = 0 if test is None else int(test.counts[0])
-        return int(self.cohort.channel.train.counts[0]), held
+        return _split(file, secret, features, goal_read, sum(dropped.values()), extra)
 
     def check(self, limits: SiloLimits) -> None:
         """Refuse to take part with too few rows: sums over few rows reveal much about each."""
@@ -144,17 +125,12 @@ class Dataset(ClientRows):
 
     def commitment(self, salt: bytes) -> str:
         """Return what shows later that the rows are the same, and nothing else."""
-        if self.cohort is not None:
-            content = self.cohort.fingerprint.encode()
-        else:
-            marks = row_marks(self.table, self.target, derived(salt, b"rows"), self.extra)
-            content = np.sort(marks).tobytes() + bytes(np.packbits(self.held))
+        marks = row_marks(self.table, self.target, derived(salt, b"rows"), self.extra)
+        content = np.sort(marks).tobytes() + bytes(np.packbits(self.held))
         return hashlib.sha256(salt + content).hexdigest()
 
     def marks(self, secret: bytes) -> tuple[bytes, bytes]:
         """Return what names all rows, and those to train on, whatever columns are read: targets."""
-        if self.cohort is not None:
-            return (self.cohort.fingerprint.encode(),) * 2
         found = row_marks(FeatureTable(len(self.held)), self.target, secret)
         return np.sort(found).tobytes(), np.sort(found[~self.held]).tobytes()
 
@@ -201,15 +177,13 @@ def _without_dates(file: SiloFile, columns: Sequence[DataColumn]) -> FeatureTabl
     return FeatureTable(len(columns[0].values) if columns else 0, tuple(columns))
 
 
-def _from_parts(
-    file: SiloFile, secret: bytes, wanted: Wanted, X: list[Any], y: list[Any]
-) -> Dataset:
-    """Take features and targets of all rows, or of training rows and held-out rows."""
+def _from_entry(file: SiloFile, secret: bytes, wanted: Wanted, X: Any, y: Any) -> Dataset:
+    """Take features and targets of all rows."""
     source = file.data
     owner = f"Silo {file.name!r}"
     entry = source.entry or ""
-    if hasattr(X[0], "columns"):  # a data frame
-        frame = entry_table(entry, X)
+    if hasattr(X, "columns"):  # a data frame
+        frame = entry_table(entry, [X])
         names = wanted.columns or frame.names
         features = _without_dates(file, read_columns(frame, names, wanted.categories)[0])
     elif wanted.columns:
@@ -218,23 +192,17 @@ def _from_parts(
             f"{owner} has features without names, but the agreement names columns.",
         )
     else:
-        features = array_block(owner, X)
-    (goal,), _ = read_columns(entry_column(entry, "y", y), ["y"])
-    sizes = [len(part) for part in y]
-    if sizes != [len(part) for part in X]:
+        features = array_block(owner, [X])
+    (goal,), _ = read_columns(entry_column(entry, "y", [y]), ["y"])
+    if len(X) != len(y):
         raise InputError(
-            "rows-do-not-match",
-            f"{owner} has {[len(part) for part in X]} rows of features, but {sizes} targets.",
+            "rows-do-not-match", f"{owner} has {len(X)} rows of features, but {len(y)} targets."
         )
     there = ~goal.missing
     if not there.any():
         raise InputError("no-targets", f"{owner} has no row with a target.")
-    if not there.all():
-        features = features.take(there)
-        goal = goal.take(there)
-    held = None if len(y) == 1 else (np.arange(len(there)) >= sizes[0])[there]
-    read = target(owner, goal, wanted.task)
-    return _split(file, secret, features, read, int((~there).sum()), held)
+    read = target(owner, goal.take(there), wanted.task)
+    return _split(file, secret, features.take(there), read, int((~there).sum()))
 
 
 def _split(
@@ -243,35 +211,16 @@ def _split(
     features: FeatureTable,
     goal: Target,
     dropped: int,
-    held: Mask | None = None,
     extra: tuple[Matrix, ...] = (),
 ) -> Dataset:
     """Hold out rows by a keyed hash of their content: no row's place depends on others."""
     if features.width == 0:
         raise InputError("no-columns", f"Silo {file.name!r} has no columns besides its target.")
-    if held is None:
-        marks = row_marks(features, goal, derived(secret, b"split"), extra)
-        held = marks < np.uint64(int(file.data.test * 2**64))
+    marks = row_marks(features, goal, derived(secret, b"split"), extra)
+    held = marks < np.uint64(int(file.data.test * 2**64))
     if held.all():
         raise InputError("no-training-rows", f"Silo {file.name!r} has no training rows.")
     return Dataset(file.name, features, goal, held, dropped, extra=extra)
-
-
-def _prepared(file: SiloFile, cohort: Cohort) -> Dataset:
-    if tuple(cohort.names) != (file.name,):
-        raise InputError(
-            "entry-of-other-type",
-            f"The entry {file.data.entry!r} must return a Cohort of one client named "
-            f"{file.name!r}, got one of {', '.join(map(repr, cohort.names))}.",
-        )
-    nothing: Matrix = np.empty(0)
-    return Dataset(
-        file.name,
-        FeatureTable(0),
-        Target(PREPARED, nothing),
-        np.zeros(0, dtype=bool),
-        cohort=cohort,
-    )
 
 
 class SitePredictions(NamedTuple):
@@ -285,7 +234,7 @@ class SitePredictions(NamedTuple):
 
 def predict(data: Dataset, x: Array, setup: Setup) -> SitePredictions:
     """Predict all rows of a silo with the linear model x, or with its personal model near x."""
-    if setup.model.get("kind", "linear") != "linear" or data.cohort is not None:
+    if setup.model.get("kind", "linear") != "linear":
         raise InputError(
             "not-a-linear-model",
             "Only linear models can predict from tables: run a network with its own code.",

@@ -24,7 +24,6 @@ from torch import Tensor
 from scaffpd.algorithms.evidence import Strengths
 from scaffpd.data.pairs import chosen_pairs
 from scaffpd.data.tabular.agree import (
-    PREPARED,
     Column,
     Schema,
     checked_schema,
@@ -135,7 +134,7 @@ class Preparing:
             setup = setup if more is schema else self._scaled(more)
         found = self._federated(setup)
         auto = AUTO in (setup.model.get("l2"), setup.model.get("strength"))
-        return self._settled(found) if auto and schema["task"] != PREPARED else found
+        return self._settled(found) if auto else found
 
     def _noise(self) -> CountNoise | None:
         """Return the noise of counts that the agreement has."""
@@ -154,10 +153,8 @@ class Preparing:
 
     def _scaled(self, schema: Schema) -> Setup:
         """Return the agreement with the scale of all columns, by sums or as it was declared."""
-        scale = np.zeros(0), np.zeros(0)
-        if schema["task"] != PREPARED:
-            declared = declared_scale(schema)
-            scale = self._summed_scale(schema) if declared is None else declared
+        declared = declared_scale(schema)
+        scale = self._summed_scale(schema) if declared is None else declared
         noise = dict(self.agreement.values["noise"])
         method = kind_of(self.terms.method)
         return Setup(method, self.terms.linear(), dict(schema), *scale, noise)

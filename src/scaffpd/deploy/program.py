@@ -15,11 +15,11 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
 from scaffpd.deploy.agreement import Agreement
+from scaffpd.deploy.deployed_run import read_json
 from scaffpd.deploy.messages import Json
 from scaffpd.deploy.preparing import Preparing, Rows
 from scaffpd.deploy.transcript import STATE, Session, Tampered
@@ -34,7 +34,6 @@ from scaffpd.training.loop import Result, RoundInfo, train
 
 KEPT = 2  # states: a silo may be one round ahead of another
 SCORES = 6  # loss, accuracy and number of training and of held-out rows
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Finished:
     result: Result
     setup: Setup
     scores: dict[str, ClientScores]
-    spent: dict[str, dict[str, float]]  # (ε, δ) of every silo, with noise
+    spent: dict[str, float]  # ε of every silo, with noise
 
 
 class RunStates:
@@ -58,14 +57,8 @@ class RunStates:
 
     def known(self) -> list[list[object]]:
         """Return rounds and transcripts, the latest last."""
-        states: list[list[object]] = _read(self._file, [])
+        states: list[list[object]] = read_json(self._file, [])
         return states
-
-    @property
-    def rounds(self) -> int:
-        """Rounds of the last state."""
-        known = self.known()
-        return int(str(known[-1][0])) if known else 0
 
     def note(self, rounds: int, digest: bytes) -> None:
         """Keep the checkpoint of a round that has ended."""
@@ -90,7 +83,7 @@ class RunStates:
 
     def same(self, name: str, now: Json) -> None:
         """Refuse facts that were others when this run began."""
-        before = _read(self.folder / name, now)
+        before = read_json(self.folder / name, now)
         for silo, fact in now.items():
             if before.get(silo) != fact:
                 raise InputError(
@@ -158,19 +151,6 @@ def take_part(
     return Finished(result, ready.setup, scores, spent)
 
 
-def _read(file: Path, default: T) -> T:
-    """Read a file of JSON that this process, or one before, has written."""
-    try:
-        found: T = json.loads(file.read_text(encoding="utf-8"))
-        return found
-    except FileNotFoundError:
-        return default
-    except (OSError, ValueError):
-        raise InputError(
-            "run-file-unreadable", f"The file {str(file)!r} cannot be read; remove its folder."
-        ) from None
-
-
 def _states(fact: Json) -> list[list[object]]:
     given = fact.get("states")
     if not isinstance(given, list) or not all(isinstance(state, list) for state in given):
@@ -203,13 +183,8 @@ def _scores(
     return scores
 
 
-def _spent(session: Session, cohort: Cohort | None) -> dict[str, dict[str, float]]:
-    """Exchange (ε, δ) so far, which depend on the questions and not on the rows."""
-    own = np.zeros(2)
-    if cohort is not None and cohort.privacy is not None:
-        own = np.array([cohort.privacy.worst, cohort.privacy.delta])
-    table = session.clear("spent", own)
-    return {
-        name: {"epsilon": float(epsilon), "delta": float(delta)}
-        for name, (epsilon, delta) in zip(session.names, table, strict=True)
-    }
+def _spent(session: Session, cohort: Cohort | None) -> dict[str, float]:
+    """Exchange ε so far, which depends on the questions and not on the rows."""
+    private = None if cohort is None else cohort.privacy
+    own = np.array([0.0 if private is None else private.worst])
+    return dict(zip(session.names, session.clear("spent", own)[:, 0].tolist(), strict=True))

@@ -2,51 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Literal
 
 import numpy as np
 
 import scaffpd
+import scaffpd.training.history as disk
 from scaffpd.algorithms import MinimaxSums
+from scaffpd.data.tabular.settings import CLASSIFICATION, REGRESSION
 from scaffpd.deploy.deployed_run import DeployedRun, Outcome
 from scaffpd.deploy.flare.serving import expiry_warning
 from scaffpd.deploy.messages import Json
-from scaffpd.federation import ClientScores
-from scaffpd.run.record import (
-    ClientScore,
-    ModelRecord,
-    Overall,
-    PrivacyRecord,
-    RunRecord,
-)
+from scaffpd.deploy.program import Finished
+from scaffpd.run.record import ClientScore, ModelRecord, Overall, PrivacyRecord, RunRecord
 from scaffpd.run.recording import round_records
 from scaffpd.run.settings.federation import FederationFile
-from scaffpd.training.loop import Result
+from scaffpd.training.history import History
 
 MODEL = "deployed"  # the model's name
 
 
 def record_of(
-    file: FederationFile,
-    folder: DeployedRun,
-    outcome: Outcome,
-    result: Result | None = None,
-    scores: Mapping[str, ClientScores] | None = None,
-    spent: Mapping[str, Mapping[str, float]] | None = None,
+    file: FederationFile, folder: DeployedRun, outcome: Outcome, done: Finished | None = None
 ) -> RunRecord:
     """Return the record of a run that has ended, or of one that pauses, which has no scores."""
-    history = folder.history() if result is None else result.history
-    known = scores or {}
-    split: Literal["train", "test"] = "test" if "test" in known else "train"
-    measure: Literal["accuracy", "loss"] = "loss"
-    if split in known and np.isfinite(known[split].accuracy).any():
-        measure = "accuracy"
-    clients = _clients(file, known, measure, result, spent or {})
-    values = {one.client: one.test_score if split == "test" else one.train_score for one in clients}
-    last = [] if history is None else round_records(history)
-    setup = folder.setup()
+    history = None
+    if done is not None:
+        history = done.result.history
+    elif folder.checkpoint.exists():
+        arrays, about = disk.read(folder.checkpoint)
+        history = History.unpack(about["names"], arrays)
+    rated = done is not None and any(
+        np.isfinite(part.accuracy).any() for part in done.scores.values()
+    )
+    tested = done is not None and "test" in done.scores
+    clients = [] if done is None else _clients(file, done, rated)
+    values = {one.client: one.test_score if tested else one.train_score for one in clients}
+    rounds = [] if history is None else round_records(history)
+    last = rounds[-1].model_dump() if rounds else {}
     method = file.method
     objective = getattr(method, "objective", None)
     model = ModelRecord(
@@ -58,24 +51,22 @@ def record_of(
         message=outcome.sentence,
         certificate=outcome.certificate,
         rounds=outcome.rounds,
-        exchanges=last[-1].exchanges if last else None,
-        bytes_up=last[-1].bytes_up if last else None,
-        bytes_down=last[-1].bytes_down if last else None,
-        seconds=last[-1].seconds if last else None,
-        overall=Overall.of(values, measure == "accuracy"),
+        overall=Overall.of(values, rated),
         clients=clients,
-        history=last,
+        history=rounds,
+        **{name: last.get(name) for name in ("exchanges", "bytes_up", "bytes_down", "seconds")},
     )
+    spent = None if done is None else done.spent
     return RunRecord(
         kind="deploy",
         title=f"{file.name}: {len(file.silos)} silos",
         command="" if outcome.final else f"scaffpd deploy run {file.path.name}",
         made=datetime.now(UTC).isoformat(timespec="seconds"),
         version=scaffpd.__version__,
-        task="" if setup is None else str(setup.schema.get("task", "")),
-        measure=measure,
-        split=split,
-        labels=[] if setup is None else list(map(str, setup.schema.get("labels") or ())),
+        task=REGRESSION if file.labels is None else CLASSIFICATION,
+        measure="accuracy" if rated else "loss",
+        split="test" if tested else "train",
+        labels=list(map(str, file.labels or ())),
         word="silo",
         clients=list(file.silos),
         models=[model],
@@ -88,7 +79,7 @@ def record_of(
         else PrivacyRecord(
             epsilon=outcome.privacy["epsilon"],
             delta=outcome.privacy["delta"],
-            clients={name: own["epsilon"] for name, own in (spent or {}).items()},
+            clients=spent or {},
             scored=False,
         ),
         events=folder.entries()[1],
@@ -105,32 +96,22 @@ def record_of(
     )
 
 
-def _clients(
-    file: FederationFile,
-    scores: Mapping[str, ClientScores],
-    measure: str,
-    result: Result | None,
-    spent: Mapping[str, Mapping[str, float]],
-) -> list[ClientScore]:
+def _clients(file: FederationFile, done: Finished, rated: bool) -> list[ClientScore]:
     """Return every silo's scores; under privacy its last noisy loss, and the ε spent."""
-    if result is None:
-        return []
-    found = []
+    result = done.result
+    scores = done.scores
     weights = result.weights
     method = file.method
     if isinstance(method, MinimaxSums) and file.model.kappa is None and "train" in scores:
         weights = method.objective.maximizer(scores["train"].loss)  # of the last losses, as shown
+    found = []
     for i, name in enumerate(file.silos):
-        own: Json = {}
+        own: Json = {"weight": float(weights[i]), "epsilon": done.spent.get(name)}
         for split, part in scores.items():
             own[f"{split}_rows"] = int(part.counts[i])
             own[f"{split}_loss"] = float(part.loss[i])
-            own[f"{split}_score"] = float(
-                part.accuracy[i] if measure == "accuracy" else part.loss[i]
-            )
+            own[f"{split}_score"] = float(part.accuracy[i] if rated else part.loss[i])
         if not scores:
             own["train_loss"] = own["train_score"] = float(result.history[f"loss[{name}]"][-1])
-        epsilon = spent.get(name, {}).get("epsilon")
-        weight = float(weights[i])
-        found.append(ClientScore(client=name, weight=weight, epsilon=epsilon, **own))
+        found.append(ClientScore(client=name, **own))
     return found

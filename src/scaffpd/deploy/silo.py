@@ -130,15 +130,12 @@ class SiloRows:
 
     def cohort(self, setup: Setup) -> Cohort:
         """Return the rows with the agreed model, private if so agreed; strengths stay "auto"."""
-        if self.data.cohort is not None:
-            made = self.data.cohort
-        else:
-            ready = self.data.encoded(
-                setup.schema, setup.mean, setup.deviation, separate=bool(self.noise)
-            )
-            test = None if ready.test is None else {self.file.name: ready.test}
-            model = self._model(setup)
-            made = Cohort({self.file.name: ready.train}, model, test=test, settle=False)
+        ready = self.data.encoded(
+            setup.schema, setup.mean, setup.deviation, separate=bool(self.noise)
+        )
+        test = None if ready.test is None else {self.file.name: ready.test}
+        model = self._model(setup)
+        made = Cohort({self.file.name: ready.train}, model, test=test, settle=False)
         if self.noise:
             self.account = self.ledger.open(made.channel.account)
         return made

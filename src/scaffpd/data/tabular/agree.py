@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from itertools import pairwise
 from math import prod
-from typing import Annotated, Final, Literal, NotRequired, TypeVar
+from typing import Annotated, Literal, NotRequired, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,6 @@ from scaffpd.data.tabular.settings import CLASSIFICATION
 from scaffpd.errors import InputError
 
 VERSION = 1
-PREPARED: Final = "prepared"  # the task of silos whose entry returns a `Cohort`
 MOST_COLUMNS = 100_000
 MOST_CATEGORIES = 10_000
 MOST_LABELS = 100_000
@@ -114,11 +113,10 @@ class Schema(TypedDict):
     """What all silos follow; parts that a task does not have are empty."""
 
     version: int
-    task: Literal["classification", "regression", "prepared"]
+    task: Literal["classification", "regression"]
     labels: Labels
     columns: Annotated[list[AnyColumn], Field(max_length=MOST_COLUMNS), _need(_names_differ, TWICE)]
     shape: Shape | None
-    dimension: Count | None
     standardise: bool
     declared: NotRequired[bool]  # whether columns are scaled by declared ranges
     range: NotRequired[Span]  # of all features that have a shape
@@ -162,10 +160,8 @@ def _checked(given: object) -> Schema:
             f"The coordinator sent an agreement of another version than {VERSION}: use the same "
             "scaffpd everywhere.",
         )
-    empty: dict[str, object] = {"labels": [], "columns": [], "shape": None, "dimension": None}
+    empty: dict[str, object] = {"labels": [], "columns": [], "shape": None}
     needed = ["columns" if given.get("shape") is None else "shape"]
-    if given.get("task") == PREPARED:
-        needed = ["dimension"]
     if given.get("task") == CLASSIFICATION:
         needed.append("labels")
     own = given | {name: given.get(name) if name in needed else empty[name] for name in empty}

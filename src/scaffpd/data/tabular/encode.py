@@ -16,7 +16,6 @@ from scaffpd.data.tabular.agree import (
     LARGEST,
     LONGEST,
     MOST_CATEGORIES,
-    PREPARED,
     CategoryColumn,
     Column,
     Schema,
@@ -49,7 +48,7 @@ Pair = tuple[Matrix, NDArray[Any]]
 class Target:
     """Target to predict."""
 
-    task: Literal["classification", "regression", "prepared"]
+    task: Literal["classification", "regression"]
     # the place of each row's label in `labels`; for regression the numbers
     values: Targets = field(repr=False)
     labels: tuple[int, ...] | tuple[str, ...] = ()  # sorted: whole numbers or texts
@@ -212,7 +211,7 @@ class ClientRows:
     def _own(self, given: object) -> Schema:
         schema = checked_schema(given)
         task = self.target.task
-        if schema["task"] != task or task == PREPARED:
+        if schema["task"] != task:
             raise InputError(
                 "task-not-agreed",
                 f"Silo {self.name!r} has data for {task}, the agreement is on {schema['task']}.",

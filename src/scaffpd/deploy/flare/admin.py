@@ -133,7 +133,7 @@ def run(
     outlives servers is the run's own folder.
     """
     from scaffpd.deploy.coordinate import reopen  # loads torch: not in the session's process
-    from scaffpd.deploy.deployed_run import PAUSED, DeployedRun, Outcome, write_outcome
+    from scaffpd.deploy.deployed_run import DeployedRun
 
     folder = DeployedRun(file.folder)
     done = reopen(file, folder)
@@ -145,13 +145,12 @@ def run(
         with contextlib.closing(followed):
             reason = followed.to_its_end()
     look()
-    if not folder.has_outcome():
-        made = folder.rounds()
-        outcome = Outcome(PAUSED, False, f"{reason} The run waits after round {made}.", made)
+    outcome = folder.outcome()
+    if outcome is None:
+        outcome = folder.pause(reason)
         with contextlib.suppress(OSError):  # a full disk may be the reason
-            write_outcome(folder, outcome)
-        return outcome
-    return Outcome.of(folder)
+            folder.end(outcome)
+    return outcome
 
 
 class FollowedJob:

@@ -13,7 +13,6 @@ import scaffpd.fields as key
 from scaffpd.algorithms import ALGORITHMS, Algorithm, Fair, MinimaxSums
 from scaffpd.algorithms.base import SLOPES, VECTORS
 from scaffpd.data.tabular.agree import (
-    PREPARED,
     REST,
     VERSION,
     Column,
@@ -115,15 +114,13 @@ class FederationTerms(SettingsTable):
     name: key.Text = "federation"
     silos: key.Names  # in the order of the results; the first one proposes the next point
     # the data dictionary: "number", a range, or the categories of every column ("*": all others);
-    # a list of numbers is the shape of features without names; left out, silos bring a Cohort
-    columns: (
-        Annotated[
-            dict[str, ColumnKind] | Annotated[list[key.Count], Field(min_length=1, max_length=8)],
-            BeforeValidator(_names),
-            Needs('a table such as age = "number"'),
-        ]
-        | None
-    ) = None
+    # a list of numbers is the shape of features without names
+    columns: Annotated[
+        Annotated[dict[str, ColumnKind], Field(min_length=1)]
+        | Annotated[list[key.Count], Field(min_length=1, max_length=8)],
+        BeforeValidator(_names),
+        Needs('a table such as age = "number"'),
+    ]
     # of a classification; left out, the target is a number
     labels: (
         Annotated[
@@ -173,7 +170,7 @@ class FederationTerms(SettingsTable):
             method = changed(method, objective=objective)
         if method != Fair(objective) or self.privacy is not None or not objective.separable:
             return method
-        if self.columns is None or self.model.network is not None:
+        if self.model.network is not None:
             return method
         model = self.linear()
         d = (width(self.encoding()) + 1) * model.get("classes", 1)  # and more with curves
@@ -250,7 +247,7 @@ class FederationTerms(SettingsTable):
                 "curves-without-columns",
                 f"{file!r} asks for curves, which go with a linear model of columns of numbers.",
             )
-        if self.model.kind == COX and (self.labels or self.columns is None):
+        if self.model.kind == COX and self.labels:
             raise InputError(
                 "loss-without-classes",
                 f"{file!r} has a model of times to an event, which needs columns and no labels.",
@@ -299,24 +296,19 @@ class FederationTerms(SettingsTable):
 
     def encoding(self) -> Schema:
         """Return the columns as silos encode them."""
-        task = REGRESSION if self.labels is None else CLASSIFICATION
-        shape = self.columns if isinstance(self.columns, list) else None
-        columns = [
-            _column(name, kind, self._path.name)
-            for name, kind in (self.columns.items() if isinstance(self.columns, dict) else ())
-        ]
+        named = self.columns if isinstance(self.columns, dict) else {}
+        columns = [_column(name, kind, self._path.name) for name, kind in named.items()]
         numbers = [column for column in columns if column["kind"] != CATEGORY]
-        declared = shape is None and all("range" in column for column in numbers)
+        declared = columns and all("range" in column for column in numbers)
         made: Json = {
             "version": VERSION,
-            "task": PREPARED if self.columns is None else task,
+            "task": REGRESSION if self.labels is None else CLASSIFICATION,
             "standardise": True,
             "labels": list(self.labels or ()),
-            "shape": shape,
+            "shape": self.columns if isinstance(self.columns, list) else None,
             "columns": columns,
-            "dimension": 1 if self.columns is None else None,
         }
-        return checked_schema(made | ({"declared": True} if declared and columns else {}))
+        return checked_schema(made | ({"declared": True} if declared else {}))
 
     def linear(self) -> Json:
         """Return the model as its file has it; every linear model has an intercept."""
