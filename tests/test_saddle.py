@@ -5,7 +5,7 @@ force, extremes.
 from __future__ import annotations
 
 import tracemalloc
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import cvxpy as cp
 import numpy as np
@@ -110,7 +110,7 @@ def last_digits(problem: Problem, found: Saddle) -> float:
     with δ_i = w_i² ε λ_i, which is much where the support function bends much, as a power of large
     losses does.
     """
-    other = (replace(found, weights=found.weights * (1 + sign * DIGITS)) for sign in (-1, 1))
+    other = (found._replace(weights=found.weights * (1 + sign * DIGITS)) for sign in (-1, 1))
     return max(above - below for above, below in map(problem.bounds, other))
 
 

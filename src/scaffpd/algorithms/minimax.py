@@ -144,14 +144,19 @@ class MinimaxMethod(Algorithm[Proven], Generic[Proven]):
         """
         if self.uncertified(state):
             return replace(state, certificate=np.inf, floor=np.inf)
-        c = at.sum(state.weights) if c is None else c
-        mu = state.constants.strong_convexity
-        rounding = at.rounding  # after the sum, whose own rounding is part of it
-        short = shrinkage(state.constants, state.weights)
-        size = length(c, short.factors)
-        errors = rounding[0], short.errors * rounding[1]
-        proof = certify(self.objective, state.losses, state.weights, size, mu, errors)
+        proof = self._proof(state.constants, state.losses, state.weights, at, c)
         return replace(state, certificate=proof.gap, floor=proof.floor)
+
+    def _proof(
+        self, constants: Constants, losses: Vector, weights: Vector, at: Gradients, c: Tensor | None
+    ) -> Certificate:
+        """Return what is proven about the (x, λ) of these answers."""
+        c = at.sum(weights) if c is None else c
+        rounding = at.rounding  # after the sum, whose own rounding is part of it
+        short = shrinkage(constants, weights)
+        errors = rounding[0], short.errors * rounding[1]
+        size = length(c, short.factors)
+        return certify(self.objective, losses, weights, size, constants.strong_convexity, errors)
 
 
 def asked_again(federation: Federation, state: Answered) -> Answered:
@@ -302,6 +307,9 @@ def length(c: Tensor, shrinkage: Vector | float = 1.0) -> SupportsFloat:
     Every entry counts by its `shrinkage`.
     """
     least = UNDERFLOW if c.dtype == torch.float64 else torch.finfo(c.dtype).tiny
-    norm = (c.double() * torch.as_tensor(shrinkage, device=c.device)).norm()
-    size: Tensor | float = norm if c.is_cuda else norm.item()
+    size: Tensor | float
+    if c.is_cuda:
+        size = (c.double() * torch.as_tensor(shrinkage, device=c.device)).norm()
+    else:
+        size = float(np.linalg.norm(c.double().numpy() * shrinkage))
     return size * (1 + EPSILON * (len(c) + 4)) + 2 * math.sqrt(len(c)) * least

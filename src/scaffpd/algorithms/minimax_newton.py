@@ -101,10 +101,9 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class MinimaxNewtonState(AnsweredState):
-    """A state of the method; `weights` are those of the certificate.
+    """A state of the method; `weights` are λ of the last model, and of the certificate.
 
     Attributes:
-        model_weights: the λ of the last model.
         gradients: the c_i at x, (N, d).
         damping: δ.
         promise: what the last model promised.
@@ -113,7 +112,6 @@ class MinimaxNewtonState(AnsweredState):
             constant.
     """
 
-    model_weights: Vector
     gradients: Tensor
     damping: float = 0.0
     promise: float = np.inf
@@ -149,7 +147,6 @@ class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
         state = MinimaxNewtonState(
             x=x,
             weights=weights,
-            model_weights=weights,
             losses=at.losses,
             gradients=at.each().double(),
             seed=seed,
@@ -173,7 +170,7 @@ class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
         state = self.init(federation, seed, before.x)
         hessian = before.hessian if self._constant(state) else None
         weights = nearest(self.objective, before.weights, state.losses)
-        return self._proven(replace(state, model_weights=weights, hessian=hessian))
+        return self._proven(replace(state, weights=weights, hessian=hessian))
 
     def round(self, federation: Federation, state: MinimaxNewtonState) -> MinimaxNewtonState:
         """Solve the model, ask the clients about its saddle point, and judge it."""
@@ -189,38 +186,44 @@ class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
         promised = max(before - (step.value - level), 0.0)
         # With δ = `unit`, the damping ½δpᵀDp takes back half of the promise.
         unit = promised / max(step.bend, LEAST)
-        asked = replace(
-            state,
-            rounds=state.rounds + 1,
-            accepted=False,
-            hessian=H,
-            promise=promised,
-            damping=max(4 * state.damping, unit),
-        )
-        if not np.all(np.abs(at.losses) < LARGEST / 4):
-            return asked
-        gained = before - self.objective._support(at.losses - level)
-        taken = self._proven(
-            replace(
-                asked,
-                x=x,
-                model_weights=step.weights,
-                losses=at.losses,
-                gradients=at.each().double(),
-                at=at,
-                accepted=True,
-                hessian=H if self._constant(state) else None,
-            )
-        )
-        size = float(step.weights.sum() * np.abs(state.losses).max())
-        slack = SLACK * torch.finfo(x.dtype).eps * size
         lowest = min(state.lowest, state.certificate)
-        if gained < TAKEN * promised - slack and not taken.certificate < 0.5 * lowest:
-            return asked
+        taken = False
+        if np.all(np.abs(at.losses) < LARGEST / 4):
+            gained = before - self.objective._support(at.losses - level)
+            size = float(step.weights.sum() * np.abs(state.losses).max())
+            slack = SLACK * torch.finfo(x.dtype).eps * size
+            gradients = at.each().double()
+            c = mixed(gradients, step.weights)
+            proof = self._proof(state.constants, at.losses, step.weights, at, c)
+            taken = gained >= TAKEN * promised - slack or proof.gap < 0.5 * lowest
+        if not taken:
+            return replace(
+                state,
+                rounds=state.rounds + 1,
+                accepted=False,
+                hessian=H,
+                promise=promised,
+                damping=max(4 * state.damping, unit),
+            )
         damping = state.damping
         if gained >= GOOD * promised:
             damping = damping / 4 if damping > NOTHING * unit else 0.0
-        return replace(taken, damping=damping, lowest=lowest)
+        return replace(
+            state,
+            x=x,
+            weights=step.weights,
+            losses=at.losses,
+            gradients=gradients,
+            at=at,
+            rounds=state.rounds + 1,
+            accepted=True,
+            certificate=proof.gap,
+            floor=proof.floor,
+            lowest=lowest,
+            hessian=H if self._constant(state) else None,
+            promise=promised,
+            damping=damping,
+        )
 
     def _single(self, state: MinimaxNewtonState) -> bool:
         """Return whether every client's Hessian goes up."""
@@ -234,11 +237,11 @@ class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
 
     def _hessian(self, state: MinimaxNewtonState) -> Tensor:
         single = self._single(state)
-        return state.at.hessians() if single else state.at.hessian(state.model_weights)
+        return state.at.hessians() if single else state.at.hessian(state.weights)
 
     def _step(self, state: MinimaxNewtonState, H: Tensor) -> Step:
         """Solve for the model's saddle point, roughly at first."""
-        size = float(state.model_weights.sum() * np.abs(state.losses).max())
+        size = float(state.weights.sum() * np.abs(state.losses).max())
         C = state.gradients.cpu().numpy()
         if H.ndim == 3:
             return self._of_quadratics(state, C, H.cpu().numpy(), size)
@@ -249,15 +252,15 @@ class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
             unit, root = rooted(H.cpu().numpy(), state.damping)
         except np.linalg.LinAlgError:
             nothing = np.zeros(len(H))
-            return Step(nothing, state.model_weights, self.objective._support(state.losses), 0.0)
+            return Step(nothing, state.weights, self.objective._support(state.losses), 0.0)
         E = lapack.dtrtrs(root, (unit * C).T, lower=1)[0]
         Q = None
         if len(E) > E.shape[1]:  # p lies in the span of N vectors
             Q, E = np.linalg.qr(E)
-        total = mass = float(state.model_weights.sum())
+        total = mass = float(state.weights.sum())
         for _ in range(1 if self.objective.simplex else MASSES):
             scale = (total / mass) ** 0.5
-            found = solve_saddle(self.objective, state.losses, scale * E, state.model_weights, tol)
+            found = solve_saddle(self.objective, state.losses, scale * E, state.weights, tol)
             last, mass = mass, float(found.weights.sum())
             if abs(mass - last) <= ALIKE * mass:
                 break
@@ -271,22 +274,25 @@ class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
         share = 0.0
         if not state.constants.quadratic:
             share = float(np.clip(state.promise / max(size, LEAST), FINE, ROUGH))
-        bends = state.model_weights @ H.diagonal(axis1=1, axis2=2)
+        bends = state.weights @ H.diagonal(axis1=1, axis2=2)
         unit = 1 / np.sqrt(np.where(bends > 0, bends, 1))
         scaled = unit[:, None] * H * unit
         if state.damping > 0:
             scaled = scaled + state.damping * np.eye(len(unit))
         found = solve_quadratics(
-            self.objective, state.losses, (unit * C).T, scaled, state.model_weights, share, least
+            self.objective, state.losses, (unit * C).T, scaled, state.weights, share, least
         )
         bend = float(found.weights.sum() * (found.z @ found.z))
         return Step(unit * found.z, found.weights, found.value, bend)
 
     def _proven(self, state: MinimaxNewtonState) -> MinimaxNewtonState:
-        """Return the state with the certificate of the model's λ."""
-        weights = state.model_weights
-        c = torch.from_numpy(weights).to(state.gradients) @ state.gradients
-        return self._certified(replace(state, weights=weights), state.at, c)
+        """Return the state with the certificate of its λ."""
+        return self._certified(state, state.at, mixed(state.gradients, state.weights))
+
+
+def mixed(gradients: Tensor, weights: Vector) -> Tensor:
+    """Return Σ λ_i c_i."""
+    return torch.from_numpy(weights).to(gradients) @ gradients
 
 
 def rooted(H: Matrix, damping: float) -> tuple[Vector, Matrix]:

@@ -35,7 +35,7 @@ repeated with more curvature. Here
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,8 +70,7 @@ TINY = 1e-15
 COARSE = 1e-3
 
 
-@dataclass(frozen=True)
-class Saddle:
+class Saddle(NamedTuple):
     """Solution with its proof.
 
     Attributes:
@@ -103,7 +102,7 @@ def solve_saddle(
         square = np.zeros(len(a)) if w is None else w**2
         shift = _level(objective, start, a)
         found = _SaddleProblem(objective, a - shift, E, start, square).solve(tol)
-    return replace(found, value=found.value + shift)
+    return found._replace(value=found.value + shift)
 
 
 def solve_quadratics(
@@ -118,7 +117,7 @@ def solve_quadratics(
     with np.errstate(all="ignore"):
         shift = _level(objective, start, a)
         found = _Quadratics(objective, a - shift, E, H).solve(start, share, least)
-    return replace(found, value=found.value + shift)
+    return found._replace(value=found.value + shift)
 
 
 def _level(objective: Objective, weights: Vector, losses: Vector) -> float:
@@ -126,8 +125,7 @@ def _level(objective: Objective, weights: Vector, losses: Vector) -> float:
     return float(weights @ losses / np.add.reduce(weights)) if objective.simplex else 0.0
 
 
-@dataclass(frozen=True)
-class _Iterate:
+class _Iterate(NamedTuple):
     """z, λ(z), ψ(λ) and φ: its value, the size of its terms, and its gradient."""
 
     z: Vector
@@ -191,7 +189,7 @@ class _SaddleProblem:
             else:
                 pi = min(10 * max(pi, self.shared), HIGHEST)
             pi = self._last(pi, point)
-        return replace(best, iterations=steps)
+        return best._replace(iterations=steps)
 
     def _first(self) -> float:
         """Return the first π, from the largest change of Eᵀz when weight moves to one client."""
@@ -329,8 +327,7 @@ class _SaddleProblem:
         return -direction if not failed and np.isfinite(direction).all() else -point.gradient
 
 
-@dataclass(frozen=True)
-class _Place:
+class _Place(NamedTuple):
     """z, the q_i and their gradients there, (N, r), and F = support(q)."""
 
     z: Vector
@@ -425,7 +422,7 @@ class _Quadratics:
             root = factor(B + more * self._mixed(equal))
         E = lapack.dtrtrs(root, here.slopes.T, lower=1)[0]
         found = solve_saddle(self.objective, here.losses, E, weights, tol)
-        return replace(found, z=lapack.dtrtrs(root, found.z, lower=1, trans=1)[0])
+        return found._replace(z=lapack.dtrtrs(root, found.z, lower=1, trans=1)[0])
 
     def _below(self, place: _Place, weights: Vector) -> float:
         """Return the minimum over z at λ, which is below the optimum: ⟨q, λ⟩ − ψ(λ) − ½gᵀB(λ)⁻¹g.

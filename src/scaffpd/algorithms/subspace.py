@@ -12,7 +12,7 @@ and w_i holds the weight back.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -64,7 +64,7 @@ class SubspaceModel:
         found = solve_saddle(
             self.objective, self.losses, (self.slopes @ R).T, self.weights, tol, self.w
         )
-        return replace(found, z=R @ found.z)
+        return found._replace(z=R @ found.z)
 
     def predicted(self, alpha: Vector) -> Vector:
         """Predict the losses at Vα, without damping: L_i + g_iᵀα + ½αᵀQα."""
