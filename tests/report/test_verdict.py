@@ -23,7 +23,6 @@ from scaffpd.run.record import (
     GainInterval,
     JoiningRecord,
     JoiningRow,
-    JoiningTotal,
     Overall,
     PathRecord,
     PrivacyRecord,
@@ -127,35 +126,26 @@ def test_the_table_paints_no_change_as_no_gain():
     assert cells == [("−0.500", "gain"), ("+0.250", "loss")]
 
 
-def joined(gains, recommendation="personal", overall=(0.2, 0.1, 0.3)):
+def joined(gains, recommendation="personal"):
     """What joining brings these clients: gains of personal models over alone, half an interval."""
     rows = []
     for client, (gain, half) in gains.items():
         for name, value in (("alone", None), ("average", 0.0), ("personal", gain)):
-            interval = None
+            over = {}
             if value is not None:
-                interval = GainInterval(value=value, low=value - half, high=value + half)
+                over["alone"] = GainInterval(value=value, low=value - half, high=value + half)
             loss = 1.0 - (value or 0.0)
             about = {"client": client, "model": name, "train_rows": 9, "test_rows": 9}
             pays = "within noise"
             if value is not None and abs(value) > half:
                 pays = "yes" if value > 0 else "no"
-            about |= {"test_loss": loss, "over_alone": interval, "pays": {"alone": pays}}
+            about |= {"test_loss": loss, "gains": over, "pays": {"alone": pays}}
             rows.append(JoiningRow(**about))
-    value, low, high = overall
-    total = JoiningTotal(
-        model="personal",
-        test_loss_mean=1.0,
-        test_loss_worst_20=1.0,
-        clearly_lose=0,
-        over_alone_mean=GainInterval(value=value, low=low, high=high),
-    )
     return JoiningRecord(
         recommendation=recommendation,
         shown="personal",
         sentence="Sentence.",
         details=["Details.", "Half less (40 to 60 %)."],
-        totals=[total],
         rows=rows,
     )
 
@@ -177,7 +167,7 @@ def test_the_answers_are_those_of_what_joining_brings():
 
 def test_noise_is_called_noise_in_every_answer():
     gains = {c: (0.05 - 0.02 * i, 0.5) for i, c in enumerate("abcdefghij")}
-    found = joined(gains, "alone", (0.01, -0.1, 0.1))
+    found = joined(gains, "alone")
     who, cost, *_ = answers(story(TEN, TEN, word="site", joining=found)).values()
     assert who == cost == "Nobody clearly."
 

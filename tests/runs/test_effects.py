@@ -13,8 +13,8 @@ from cases.refusals import refuses
 from cases.runs import asked, patients
 from scaffpd import cli
 from scaffpd.run import page as report
-from scaffpd.run.effects import effects
 from scaffpd.run.prepare import prepare
+from scaffpd.run.scores import effects
 from scaffpd.run.train import check_asked
 
 
@@ -62,8 +62,6 @@ def test_the_folder_and_the_terminal_have_them(tmp_path, capsys):
     run = json.loads((out / "run.json").read_text())
     assert [row["column"] for row in rows] == [row["column"] for row in run["effects"]]
     assert [float(row["between"]) for row in rows if row["column"] == "age"] == [0.0]
-    shared = {row["group"] for row in run["strengths"] if row.get("kappa") is None}
-    assert shared >= {"age", "age steps"}
 
 
 def test_columns_that_are_not_there_are_refused(tmp_path):

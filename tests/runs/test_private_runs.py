@@ -146,7 +146,7 @@ def test_a_secret_that_is_lost_or_open_stops_the_run(tmp_path):
     settings = config(tmp_path)
     run(settings, tmp_path / "run")
     (tmp_path / "run" / SECRET).chmod(0o644)
-    with refuses("noise-secret-readable"):
+    with refuses("secret-readable-by-others"):
         run(settings, tmp_path / "run")
     (tmp_path / "run" / SECRET).unlink()
     with refuses("noise-secret-lost"):

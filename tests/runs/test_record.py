@@ -25,9 +25,9 @@ def joining():
             train_rows=10,
             test_rows=5,
             test_loss=loss,
-            over_alone=None
-            if name == "alone"
-            else GainInterval(value=g, low=g - 0.05, high=g + 0.05),
+            gains={"alone": GainInterval(value=g, low=g - 0.05, high=g + 0.05)}
+            if name != "alone"
+            else {},
             pays={"alone": "yes" if g > 0 else "no"},
         )
         for client, g in gains.items()

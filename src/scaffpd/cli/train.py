@@ -286,18 +286,16 @@ def _one_run(
 ) -> tuple[Path, bool]:
     """Train, score and write one run; return its folder and whether it was interrupted."""
     from scaffpd.numbers import between
-    from scaffpd.run import path, prepare, scores, train  # seconds, so not for --help
-    from scaffpd.run.effects import effects as estimated
+    from scaffpd.run import prepare, scores, train  # seconds, so not for --help
     from scaffpd.run.folder import RunFolder, reading, title
     from scaffpd.run.recording import record
     from scaffpd.training.loop import Status
 
     if kind == "path":
+        from scaffpd.run import path
+
         path.walkable(config)
-    out = out or config.folder
-    if out is not None:
-        RunFolder(out).usable(kind)
-    folder = RunFolder(_place(config, out, fresh, kind))
+    folder = RunFolder(_place(config, out or config.folder, fresh, kind))
     folder.check(kind, config, fresh)
     screen.phase(f"Reading {config.name}")
     going_on = not fresh and (folder.path / train.SECRET).exists()
@@ -327,7 +325,7 @@ def _one_run(
             found = train.joining_of(config, prepared, models, screen.phase)
         screen.phase("Scoring the models on held-out rows")
         scored = scores.held_out_scores(prepared, models)
-        effects = estimated(config, prepared) if kind == "train" else None
+        effects = scores.effects(config, prepared) if kind == "train" else None
         run = record(
             kind,
             title(config, prepared),

@@ -62,17 +62,7 @@ class RunFolder:
         self.path = path
 
     def check(self, kind: Kind, config: RunConfig, fresh: bool) -> None:
-        """Refuse a folder that is not `usable`, or that of another run."""
-        self.usable(kind)
-        if not fresh and not self.fits(kind, config):
-            raise InputError(
-                "folder-of-another-run",
-                f"{str(self.path)!r} holds another run: choose another folder with --out, "
-                "or start over with --fresh.",
-            )
-
-    def usable(self, kind: Kind) -> None:
-        """Refuse, before any work, a file, somebody else's folder, or that of another command."""
+        """Refuse a file, somebody else's folder, that of another command, or of another run."""
         place = repr(str(self.path))
         other = self.kind()
         if self.path.exists() and not self.path.is_dir():
@@ -86,6 +76,12 @@ class RunFolder:
             raise InputError(
                 "folder-of-another-command",
                 f"The folder {place} belongs to `scaffpd {other}`: choose another with --out.",
+            )
+        if not fresh and not self.fits(kind, config):
+            raise InputError(
+                "folder-of-another-run",
+                f"{place} holds another run: choose another folder with --out, "
+                "or start over with --fresh.",
             )
 
     def kind(self) -> str | None:

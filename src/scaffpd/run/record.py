@@ -166,23 +166,8 @@ class JoiningRow(RecordPart):
     test_rows: int
     test_loss: float
     test_score: Number = None
-    over_constant: GainInterval | None = None  # of the loss, as a share
-    over_alone: GainInterval | None = None
-    over_average: GainInterval | None = None
+    gains: dict[str, GainInterval] = {}  # over constant, alone, average: of the loss, as a share
     pays: dict[str, str] = {}  # whether the gain over each of these is clear
-
-
-class JoiningTotal(RecordPart):
-    """One model over all clients, and over the worst-served fifth that half of the rows name."""
-
-    model: str
-    test_loss_mean: float
-    test_loss_worst_20: float
-    clearly_lose: int
-    over_alone_mean: GainInterval | None = None
-    over_alone_worst_20: GainInterval | None = None
-    over_average_mean: GainInterval | None = None
-    over_average_worst_20: GainInterval | None = None
 
 
 class JoiningRecord(RecordPart):
@@ -196,7 +181,6 @@ class JoiningRecord(RecordPart):
     interval: str = ""  # how intervals were made
     splits: int = 1
     certificates: dict[str, Number] = {}  # the proven gap of every model, of alone the largest
-    totals: list[JoiningTotal] = []
     rows: list[JoiningRow]
 
     @cached_property
@@ -219,8 +203,8 @@ class JoiningRecord(RecordPart):
 
     def gain(self, client: str) -> float:
         """Return how much lower a client's loss is with the shown model than with the base."""
-        found = getattr(self.by_client[client][self.shown], f"over_{self.base}")
-        return 0.0 if found is None else float(found.value)
+        gains = self.by_client[client][self.shown].gains
+        return gains[self.base].value if self.base in gains else 0.0
 
     def pays(self, client: str) -> str:
         """Return whether that is clear: yes, no, or within noise."""
@@ -275,16 +259,6 @@ class CoefficientRow(RecordPart):
     values: dict[str, float]
 
 
-class StrengthRow(RecordPart):
-    """Strengths of a group of coefficients: a column, its steps, a category, the intercept."""
-
-    group: str
-    columns: int
-    ridge: Number = None  # l2 of one model for all
-    personal_ridge: Number = None  # l2 of what personal models share
-    kappa: Number = None  # κ, in rows; null where clients share these coefficients
-
-
 class PathRecord(RecordPart):
     """A fairness path: the parameter that it goes along, and the point that is suggested."""
 
@@ -335,7 +309,6 @@ class RunRecord(RecordPart):
     path: PathRecord | None = None
     privacy: PrivacyRecord | None = None
     joining: JoiningRecord | None = None
-    strengths: list[StrengthRow] = []
     scores: list[ScoreRow] = []
     bins: list[BinRow] = []
     curves: list[ScoreRow] = []  # time, observed and predicted survival, by client or third

@@ -12,7 +12,6 @@ import scaffpd
 from scaffpd.data.tabular.settings import SURVIVAL
 from scaffpd.files import csv_text
 from scaffpd.machine import environment
-from scaffpd.models import Linear, Personal
 from scaffpd.privacy import Private
 from scaffpd.run.prepare import Prepared, described
 from scaffpd.run.record import (
@@ -21,7 +20,6 @@ from scaffpd.run.record import (
     GainInterval,
     JoiningRecord,
     JoiningRow,
-    JoiningTotal,
     ModelRecord,
     Overall,
     PathRecord,
@@ -29,7 +27,6 @@ from scaffpd.run.record import (
     RecordPart,
     RoundRecord,
     RunRecord,
-    StrengthRow,
     TableReading,
 )
 from scaffpd.run.scores import HeldOutScores
@@ -37,7 +34,6 @@ from scaffpd.run.train import Trained
 from scaffpd.study.coefficients import FIELDS, CoefficientTable
 from scaffpd.study.gains import ALONE, AVERAGE, CONSTANT, PERSONAL, Joining
 from scaffpd.training.history import SCALARS, History
-from scaffpd.training.metrics import Weights, every, worst_fifth
 
 MOST_LABELS = 12  # that are named among the settings
 OVER = (CONSTANT, ALONE, AVERAGE)  # what gains are over
@@ -83,7 +79,6 @@ def record(
         path=path,
         privacy=privacy,
         joining=measured,
-        strengths=_strengths(models, prepared),
         scores=scored.scores if scored else [],
         bins=scored.bins if scored else [],
         curves=scored.curves if scored else [],
@@ -178,26 +173,13 @@ def _client_scores(one: Trained) -> list[ClientScore]:
 
 def joining_record(found: Joining) -> JoiningRecord:
     """Make the record of what joining brings."""
-    totals = []
-    for k, model in enumerate(found.models):
-        totals.append(
-            JoiningTotal(
-                model=model,
-                test_loss_mean=found.evidence.level(k, every),
-                test_loss_worst_20=found.evidence.level(k, worst_fifth),
-                clearly_lose=found.losers(model),
-                over_alone_mean=_gain(found, model, ALONE, every),
-                over_alone_worst_20=_gain(found, model, ALONE, worst_fifth),
-                over_average_mean=_gain(found, model, AVERAGE, every),
-                over_average_worst_20=_gain(found, model, AVERAGE, worst_fifth),
-            )
-        )
     pairs = [(model, over) for model in found.models for over in OVER if model != over]
     clear = {pair: found.pays(*pair) for pair in pairs}
     gains = {pair: found.gains(*pair) for pair in pairs}
     rows = []
     for i in found.judged:
         for k, model in enumerate(found.models):
+            others = [over for over in OVER if over != model]
             rows.append(
                 JoiningRow(
                     client=found.names[i],
@@ -206,12 +188,8 @@ def joining_record(found: Joining) -> JoiningRecord:
                     test_rows=found.rows[i][1],
                     test_loss=float(found.loss[k, i]),
                     test_score=float(found.score[k, i]),
-                    **{
-                        f"over_{over}": GainInterval(**gains[model, over][i]._asdict())
-                        for over in OVER
-                        if model != over
-                    },
-                    pays={over: own[i] for (name, over), own in clear.items() if name == model},
+                    gains={o: GainInterval(**gains[model, o][i]._asdict()) for o in others},
+                    pays={over: clear[model, over][i] for over in others},
                 )
             )
     return JoiningRecord(
@@ -222,16 +200,8 @@ def joining_record(found: Joining) -> JoiningRecord:
         interval=found.method,
         splits=found.splits,
         certificates=dict(found.certificates),
-        totals=totals,
         rows=rows,
     )
-
-
-def _gain(found: Joining, model: str, over: str, of: Weights) -> GainInterval | None:
-    """Return by how much a loss is lower; `None` against itself."""
-    if model == over:
-        return None
-    return GainInterval(**found.gain(model, over, of)._asdict())
 
 
 def _privacy(models: Sequence[Trained]) -> PrivacyRecord | None:
@@ -256,31 +226,6 @@ def _privacy(models: Sequence[Trained]) -> PrivacyRecord | None:
         seeded=isinstance(private.secret, int),
         models=len(models),
     )
-
-
-def _strengths(models: Sequence[Trained], prepared: Prepared) -> list[StrengthRow]:
-    """List ridge and κ of every group of columns; a number per group where they differ in it."""
-    found = {one.name: one.model for one in models}
-    shared = found.get(AVERAGE)
-    mine = found.get(PERSONAL)
-    if not isinstance(shared, Linear) or prepared.schema is None:
-        return []
-    groups = [*(shared.groups or prepared.columns), *["intercept"] * shared.intercept]
-
-    def of(values: object, group: str) -> float:
-        each = np.broadcast_to(np.asarray(values, dtype=float), len(groups))
-        return float(np.mean([v for v, name in zip(each, groups, strict=True) if name == group]))
-
-    return [
-        StrengthRow(
-            group=group,
-            columns=groups.count(group),
-            ridge=of(shared.l2, group),
-            personal_ridge=of(mine.model.l2, group) if isinstance(mine, Personal) else None,
-            kappa=of(mine.strength, group) if isinstance(mine, Personal) else None,
-        )
-        for group in dict.fromkeys(groups)
-    ]
 
 
 def _settings(prepared: Prepared) -> dict[str, str]:
@@ -321,14 +266,15 @@ def exports(run: RunRecord) -> dict[str, str]:
 
 
 def _cells(run: RunRecord, part: RecordPart) -> Row:
-    """Return the fields of a part as cells: an interval has three, a score the measure's name."""
+    """Return the fields of a part as cells: a gain has three, a score the measure's name."""
     cells: Row = {}
     for name in type(part).model_fields:
         value = getattr(part, name)
         column = name.replace("score", run.measure)
-        if isinstance(value, GainInterval):
-            ends = {"": value.value, "_low": value.low, "_high": value.high}
-            cells |= {f"gain_{column}{end}": cell for end, cell in ends.items()}
+        if name == "gains":
+            for over, gain in value.items():
+                ends = {"": gain.value, "_low": gain.low, "_high": gain.high}
+                cells |= {f"gain_over_{over}{end}": cell for end, cell in ends.items()}
         elif name == "pays":
             cells |= {f"pays_over_{over}": outcome for over, outcome in value.items()}
         elif isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Scores of a model: accuracy, the rows that it picks, calibration, and the columns that it uses.
+"""Scores of a model: accuracy, the rows that it picks, calibration, columns, and their effects.
 
 All of it is about held-out rows of clients in this process. Silos elsewhere are asked for none of
 it.
@@ -8,24 +8,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
+from scaffpd.algorithms.evidence import INTERCEPT
+from scaffpd.data.tabular.agree import encoded_features
+from scaffpd.data.tabular.columns import CATEGORY
 from scaffpd.data.tabular.settings import CLASSIFICATION, SURVIVAL
+from scaffpd.models import Personal
 from scaffpd.run.prepare import Prepared
 from scaffpd.run.record import EVERYONE, BinRow, CoefficientRow, ScoreRow
 from scaffpd.run.settings.model_file import answers
+from scaffpd.run.settings.run import RunConfig
 from scaffpd.run.survival import survival_rows
 from scaffpd.run.train import Trained
+from scaffpd.study.coefficients import CoefficientTable, coefficients, level_contrast
 from scaffpd.study.gains import PERSONAL
+from scaffpd.training.cohort import Cohort
 from scaffpd.training.metrics import CONFIDENCE
 
 # the most bins of a reliability table, and the fewest rows in each
 BINS = 10
 PER_BIN = 30
+# columns, and rows × columns, up to which effects are estimated
+MOST_EFFECTS = 300
+MOST_NUMBERS = 20_000_000
 MOST_POINTS = 3  # models of a path that have bins and coefficients
 Scores = dict[str, float | None]
 Matrix = NDArray[np.float64]
@@ -286,3 +296,41 @@ def coefficient_rows(
                     values[name] = float(added[0])
             rows.append(CoefficientRow(column=column, label=label, values=values))
     return rows
+
+
+def effects(config: RunConfig, prepared: Prepared) -> CoefficientTable | None:
+    """Estimate lines and categories of a table, without curves; `None` where that cannot be.
+
+    The intercept is that of a row with the mean of every column; a category is the difference from
+    the mean over rows. Of numbers, both are in units of the target; of labels, in log-odds;
+    of times to an event, it is a logarithm of hazard ratios.
+    """
+    model = prepared.model
+    schema = prepared.schema
+    if (
+        schema is None
+        or model.loss == "softmax"
+        or config.privacy is not None
+        or prepared.numbers > MOST_NUMBERS
+    ):
+        return None
+    encoded = encoded_features(schema)
+    lines = [j for j, feature in enumerate(encoded) if not feature.step]
+    if len(lines) > MOST_EFFECTS:
+        return None
+    categorical = {column["name"] for column in schema["columns"] if column["kind"] == CATEGORY}
+    groups = [encoded[j].group for j in lines]
+    named = prepared.differing(config.model.personal)
+    places = {j: k for k, j in enumerate(lines)} | {INTERCEPT: INTERCEPT}
+    last = [INTERCEPT] * model.intercept
+    differ = None if named is None else [places[j] for j in named if j in places]
+    rows = [(np.asarray(X)[:, lines], y) for X, y in prepared.train]
+    shape = replace(model, l2=0.0, groups=tuple(groups))
+    cohort = Cohort(rows, Personal(shape, 1.0, differ), prepared.names)
+    L = level_contrast(
+        [*(group if group in categorical else "" for group in groups), *[""] * len(last)],
+        np.append(prepared.mean[lines], [1.0] * len(last)),
+        np.append(prepared.deviation[lines], [1.0] * len(last)),
+    )
+    found = coefficients(cohort, prepared.unit * L, prepared.centre)
+    return replace(found, names=(*(encoded[j].name for j in lines), *last))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +29,6 @@ from scaffpd.training.loop import Callback, Result, RoundInfo, Status, train
 from scaffpd.training.metrics import Spread, spread
 
 SECRET = "noise.secret"
-OTHERS = 0o077  # permissions that nobody but the owner should have
 TOL = 1e-6
 MOST_NUMBERS = 20_000_000  # rows × columns up to which clients are trained alone as well
 # rows × columns up to which a table is small, and its splits
@@ -275,11 +273,6 @@ def noise_secret(folder: Path, new: bytes | None = None) -> bytes:
             "noise-secret-lost",
             f"The run in {str(folder)!r} has lost {SECRET} and cannot continue: start "
             "over with --fresh.",
-        )
-    if file.exists() and os.name == "posix" and file.stat().st_mode & OTHERS:
-        raise InputError(
-            "noise-secret-readable",
-            f"Others than its owner can read {str(file)!r}: chmod 600, or start over with --fresh.",
         )
     return load_or_create(file, new)
 

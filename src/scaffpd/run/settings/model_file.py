@@ -103,18 +103,6 @@ class Setup:
         return self.with_model(l2=None, strength=None).digest
 
 
-PRIVACY = (
-    "epsilon",
-    "delta",
-    "noise",
-    "loss_noise",
-    "clip",
-    "loss_clip",
-    "radius",
-    "smoothness",
-    "colluding",
-    "together",
-)
 SHAPE = ("loss", "l2", "intercept", "classes", "entry")
 LINEAR = (*SHAPE, "strength", "exposure")
 
