@@ -88,11 +88,14 @@ def pytest_collection_finish():
 
     From now on nothing is cached as bytecode either: tests write modules anew within a second, and
     Python would take the old one. All loggers pass on what they log: to each that does not, such as
-    fifty of PyTorch's, pytest would add its handlers six times a test.
+    fifty of PyTorch's, pytest would add its handlers six times a test. Searches are rare, because
+    hardly anything of a test is left to them, and at Python's thresholds they take a tenth of the
+    time.
     """
     for logger in logging.root.manager.loggerDict.values():
         if isinstance(logger, logging.Logger):
             logger.propagate = True
     gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
     gc.enable()
     sys.dont_write_bytecode = True

@@ -76,12 +76,16 @@ def test_every_silo_has_the_cohorts_model(tmp_path, way):
 def test_times_to_an_event(tmp_path, strength):
     """Cox's model: of each silo's own risk sets, with entries where a silo has them."""
     path, places = patients_who_die(tmp_path, model=strength)
+    text = path.read_text().replace("rounds = 500\ntol = 1e-6", "rounds = 4")  # each is dear
+    path.write_text(text.replace("[objective]", WAYS["ScaffPD"]["[objective]"]))
+    agree(path, places)
     outcome, _ = run(path, places)
     assert outcome.final
-    assert outcome.certificate <= 1e-6
     models_of(path, places)
     if strength == "l2 = 0.03":
         is_right(path, places, outcome)
+    else:  # a run starts at the optimum that belongs to its strengths
+        assert outcome.certificate < 1e-3
     encoded, _ = rows(path, places)
     assert [name for name, own in encoded.items() if own.train[1][:, 2].any()] == ["va"]
     record = RunRecord.read(FederationFile.read(path).folder)
@@ -107,15 +111,21 @@ def test_what_a_run_leaves(tmp_path):
     assert coordinate(path, transport).status == "failed"  # a folder is for one agreement
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The outcome of a run in which nothing happens, and its model."""
+    path, places = federation(tmp_path_factory.mktemp("undisturbed"), replacing=ROUGH)
+    outcome, _ = run(path, places)
+    return outcome, model_of(path)
+
+
 @pytest.mark.parametrize("first", [True, False])
-def test_a_silo_that_was_restarted_goes_on_with_the_same_numbers(tmp_path, first):
-    path, places = federation(tmp_path / "a", replacing=ROUGH)
-    undisturbed, _ = run(path, places)
-    wanted = model_of(path)
-    path, places = federation(tmp_path / "b", replacing=ROUGH)
+def test_a_silo_that_was_restarted_goes_on_with_the_same_numbers(tmp_path, undisturbed, first):
+    quiet, wanted = undisturbed
+    path, places = federation(tmp_path, replacing=ROUGH)
     who = next(iter(places)) if first else "va"
     outcome, _ = run(path, places, {16: [("restart", who)]})
-    assert (outcome.status, outcome.rounds) == (undisturbed.status, undisturbed.rounds)
+    assert (outcome.status, outcome.rounds) == (quiet.status, quiet.rounds)
     np.testing.assert_array_equal(model_of(path), wanted)
     models_of(path, places)
     assert [(one.client, one.what) for one in events(path)] == [(who, "absent")]
@@ -140,33 +150,27 @@ def test_a_repeated_round_asks_the_same_to_the_bit(tmp_path):
     assert (apart[apart > 0] > 1e-4).all()
 
 
-def test_a_silo_that_dies_pauses_the_run_until_it_is_back(tmp_path, fake_clock):
-    path, places = federation(tmp_path / "a", replacing=ROUGH)
-    run(path, places)
-    wanted = model_of(path)
-    path, places = federation(tmp_path / "b", replacing=ROUGH | QUICK)
+def test_a_silo_that_dies_pauses_the_run_until_it_is_back(tmp_path, undisturbed, fake_clock):
+    path, places = federation(tmp_path, replacing=ROUGH | QUICK)
     outcome, transport = run(path, places, {15: [("kill", "va")]})
     assert (outcome.status, outcome.final) == ("paused", False)
     assert "'va' did not answer" in outcome.sentence
     with pytest.raises(StopIteration):
-        next((tmp_path / "b").rglob("model.safetensors"))
+        next(tmp_path.rglob("model.safetensors"))
     transport.restart("va")
     outcome = coordinate(path, transport)
     assert outcome.status == "converged"
-    np.testing.assert_array_equal(model_of(path), wanted)
+    np.testing.assert_array_equal(model_of(path), undisturbed[1])
 
 
-def test_a_coordinator_that_is_killed_goes_on(tmp_path):
-    path, places = federation(tmp_path / "a", replacing=ROUGH)
-    run(path, places)
-    wanted = model_of(path)
-    path, places = federation(tmp_path / "b", replacing=ROUGH)
+def test_a_coordinator_that_is_killed_goes_on(tmp_path, undisturbed):
+    path, places = federation(tmp_path, replacing=ROUGH)
     transport = Faulty(places, {17: [("crash",)]})
     with pytest.raises(Killed):
         coordinate(path, transport)
     outcome = coordinate(path, transport)
     assert outcome.status == "converged"
-    np.testing.assert_array_equal(model_of(path), wanted)
+    np.testing.assert_array_equal(model_of(path), undisturbed[1])
     models_of(path, places)
 
 

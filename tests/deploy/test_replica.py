@@ -111,6 +111,7 @@ class Rounded(sp.ChiSquare):
         return np.maximum(found * (1 + 4e-15 * self.drawn.standard_normal(len(found))), 0)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("who", ["a", "c"], ids=["first", "another"])
 @pytest.mark.parametrize("kind", ["fair", "MinimaxSums", "ScaffPD", "FedAvg", "Scaffold"])
 def test_processors_that_round_differently_finish_a_run_together(kind, who):
@@ -250,6 +251,7 @@ def test_other_strengths_on_the_same_rows():
             silos.using(l2=l2).gradients(x).sum(np.roll([0.7, 0.1, 0.1, 0.1], k))
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("rounds_differently", ["", "a", "c"])
 @pytest.mark.parametrize("loss", ["squared", "logistic", "softmax"])
 def test_silos_find_the_cohorts_strengths(loss, rounds_differently):

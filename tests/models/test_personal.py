@@ -435,6 +435,7 @@ def test_an_answer_depends_on_the_question_alone(tmp_path):
     assert np.array_equal(whole.personal, rest.personal)
 
 
+@pytest.mark.cover(1)
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("size", [1e3, 1e9, 1e30, 1e200])
 def test_points_far_away_are_answered_without_an_accident(loss, size):
