@@ -25,6 +25,7 @@ from scaffpd.algorithms.evidence import INTERCEPT, Evidence, Prior, climbed
 from scaffpd.errors import InputError, unknown
 from scaffpd.federation.modes import OwnCoefficients
 from scaffpd.models import Linear, Personal
+from scaffpd.models.execution import limit_threads
 from scaffpd.models.personal import base_of
 from scaffpd.training.cohort import Cohort
 from scaffpd.training.metrics import student
@@ -128,9 +129,10 @@ def coefficients(
     differs = np.ones(len(names), dtype=bool)
     if isinstance(model, Personal) and model.columns is not None:
         differs = model.marked(columns, len(names))
-    problem = Evidence(cohort, groups, inner.loss, means=True)
     kappa = np.where(differs, np.nan, np.inf)
-    found, point = climbed(problem, None, kappa, groups, TOLERANCE, -np.inf)
+    with limit_threads(cohort.channel.work):
+        problem = Evidence(cohort, groups, inner.loss, means=True)
+        found, point = climbed(problem, None, kappa, groups, TOLERANCE, -np.inf)
     L = np.eye(len(names)) if contrast is None else contrast
     rows = torch.from_numpy(L).to(point.C)
     question = OwnCoefficients(point.question, point.C, point.step.flatten(), rows)

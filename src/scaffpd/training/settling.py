@@ -9,6 +9,7 @@ import numpy as np
 
 from scaffpd.algorithms.evidence import INTERCEPT, Strengths, strengths
 from scaffpd.federation import Federation, Vector
+from scaffpd.models.execution import limit_threads
 from scaffpd.models.linear import AUTO, Linear, fitted
 from scaffpd.models.personal import Personal, base_of
 
@@ -36,13 +37,10 @@ def by_evidence(
     kappa = _given(personal, width, inner.intercept)
     if isinstance(model, Personal):
         kappa[~model.marked(columns, width)] = np.inf
-    return strengths(
-        federation,
-        groups_of(inner, features, columns),
-        inner.loss,
-        l2=_given(inner.l2, width, inner.intercept),
-        strength=kappa,
-    )
+    groups = groups_of(inner, features, columns)
+    l2 = _given(inner.l2, width, inner.intercept)
+    with limit_threads(federation.channel.work):
+        return strengths(federation, groups, inner.loss, l2=l2, strength=kappa)
 
 
 def groups_of(model: Linear, features: int, columns: Sequence[str] | None = None) -> list[str]:
