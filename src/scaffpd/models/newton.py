@@ -39,7 +39,7 @@ from scaffpd.models.losses import Loss, Squared
 from scaffpd.models.numerics import SAFE, SINGLE, UNIT, gamma, norm_above, regularised
 from scaffpd.models.point import LinearPoint, Ridge, steepness
 from scaffpd.models.quadratic import Compressed
-from scaffpd.models.samples import Levers, PaddedBlock, StackedSamples
+from scaffpd.models.samples import Levers, PaddedBlock, Reach, StackedSamples
 
 DENSE = 300  # most unknowns for Newton steps by Cholesky; above that, by conjugate gradients
 TOGETHER = 2**24  # numbers in the matrices of clients that are solved together
@@ -57,7 +57,9 @@ class Anchor:
     """
 
     gamma: Tensor
-    _levers: list[tuple[StackedSamples, Levers]] = field(default_factory=list, repr=False)
+    _levers: list[tuple[Levers, tuple[Levers, Levers, Levers]]] = field(
+        default_factory=list, repr=False
+    )
 
     @cached_property
     def own(self) -> Tensor | None:
@@ -88,9 +90,11 @@ class Anchor:
         out[:, self.own] = v
         return out
 
-    def levers(self, rows: StackedSamples, ridge: Ridge) -> Levers:
-        """Return the factors of rounding errors of Ãᵀr; computed once."""
-        if self._levers and self._levers[0][0] is rows:
+    def levers(self, rows: StackedSamples, plain: Levers) -> tuple[Levers, Levers, Levers]:
+        """Return the factors of rounding errors where Ã multiplies w: of Aᵀr, and of Ãᵀr; and those
+        of Ãᵀr where A, with its lengths in `plain`, multiplies x. Computed once.
+        """
+        if self._levers and self._levers[0][0] is plain:
             return self._levers[0][1]
         norms = torch.zeros_like(rows.exact[1])
 
@@ -99,8 +103,10 @@ class Anchor:
             block.put(norms, norm_above(self.part(A, block.clients), 2))
 
         parallel_map(work, rows.blocks, norms.device)
-        plain = rows.exact[1].reciprocal() * ridge.levers(rows).each
-        self._levers[:] = [(rows, Levers.of(rows, norms, plain))]
+        each, shared = (share / rows.exact[1] for share in (plain.each, plain.plain))
+        pairs = (each, norms), (norms, norms), (norms, shared)
+        own, tied, across = (Levers.of(rows, *pair) for pair in pairs)
+        self._levers[:] = [(plain, (own, tied, across))]
         return self._levers[0][1]
 
 
@@ -315,28 +321,27 @@ class NewtonPoint(LinearPoint):
         Rounded s_ik are those of other γ_ik, by a few units: a residual of as many units of w.
         """
         if self.fine is None:
-            return self.arithmetic(0.0)
-        v = self.anchor.spread(self.w.double()).flatten(1)
-        size = self.ridge.length(self.x) + self.ridge.length(v)
-        loss, gradient = self.arithmetic(size)
-        plain = self.ridge.levers(self.fine)
-        levers = self.anchor.levers(self.fine, self.ridge)
+            return self.arithmetic(())
+        ((size, plain),) = self.reach
         length = norm_above(self.w, (1, 2))
-        off = SAFE * self.off + self.slope_error(size, levers)
-        off = off + gamma(self.w[0].numel() + 16) * length
+        own, tied, across = self.anchor.levers(self.fine, plain)
+        reach = Reach(size, plain), Reach(length, own)
+        inside = Reach(size, across), Reach(length, tied)
+        loss, gradient = self.arithmetic(reach)
+        off = SAFE * self.off + self.slope_error(inside) + gamma(self.w[0].numel() + 16) * length
         n = self.x.numel() + max(self.rows.layout.lengths)
         unit = UNIT if self._format() == 0 else SINGLE
         loss = loss + SAFE * (gamma(n + 16) + 4 * unit) * self.losses.abs()
         if self.compressed is not None:  # like `CompressedPoint.rounding`, at u
-            more = self.compressed.off(size, plain)
+            more = self.compressed.off(reach)
             loss = loss + gamma(self.outputs**2 + 8) * self.compressed.constant + more[0]
             gradient = gradient + more[1]
-            off = off + self.compressed.off(size, plain, levers)[1]
+            off = off + self.compressed.off(inside)[1]
         seen = (steepness(self.loss, self.fine) * plain.square).sqrt() / 2
         if self.anchor.own is None:
             scale = self.ridge.scale
-            own = scale.view(-1, self.outputs)[:, 0] if isinstance(scale, Tensor) else scale
-            seen = torch.minimum(seen, (self.anchor.gamma.sqrt() / own).amax(1))
+            metric = scale.view(-1, self.outputs)[:, 0] if isinstance(scale, Tensor) else scale
+            seen = torch.minimum(seen, (self.anchor.gamma.sqrt() / metric).amax(1))
         return self.ridged(loss + SAFE * off.square() / 2, gradient + SAFE * seen * off)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -24,7 +25,7 @@ from scaffpd.models.numerics import (
     squared,
     transposed,
 )
-from scaffpd.models.samples import SHORT, Levers, StackedSamples
+from scaffpd.models.samples import SHORT, Levers, Reach, StackedSamples
 
 PIECE = 2**18  # numbers of a piece of A
 # Vectors that a server adds up in double precision, one by one.
@@ -80,9 +81,7 @@ class Ridge:
             if isinstance(self.scale, Tensor):
                 own = self.scale.view(rows.A.shape[1], -1)[:, 0]
                 norms = rows.products.norms(1 / own)
-            plain = norms
-            if columns and rows.scales is not None:
-                plain = rows.products.norms(1 / rows.scales)
+            plain = rows.products.norms(1 / rows.scales) if columns else norms
             self._levers[key] = rows, Levers.of(rows, norms, plain)
         return self._levers[key][1]
 
@@ -270,7 +269,7 @@ class LinearPoint:
 
     def rounding(self) -> tuple[Tensor, Tensor]:
         """Bound the rounding errors of L_i and c_i, in the metric of the ridge, for stored data."""
-        return self.ridged(*self.arithmetic(*self.reach))
+        return self.ridged(*self.arithmetic(() if self.fine is None else self.reach))
 
     def ridged(self, loss: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
         """Add the errors of the regulariser and of l2 ∘ x in a sum over clients."""
@@ -290,31 +289,31 @@ class LinearPoint:
         return size if size.is_cuda else float(size)
 
     @cached_property
-    def reach(self) -> tuple[Tensor | float, Levers | None]:
-        """Lengths ‖s ∘ x‖, and of rows, whose products bound Σ_k |a_jk||x_k|.
+    def reach(self) -> tuple[Reach, ...]:
+        """Bounds on Σ_k |a_jk||x_k|: the sum of the products of lengths.
 
-        Where columns are unlike, ‖t ∘ x‖ and ‖a_j/t‖ for their own scales t, if that is less.
+        Rows are a/s and the vector s ∘ x; where columns or ridges are unlike, a/t and t ∘ x for the
+        columns' own scales t, if that is less.
         """
-        if self.fine is None or self.fine.scales is None:
-            return self.size, None
-        size = self.ridge.length(self.x)
+        assert self.fine is not None
+        reach = Reach(self.size, self.ridge.levers(self.fine))
+        if self.ridge.even and self.fine.alike:
+            return (reach,)
         X = self.fine.scales[:, None] * self.x.double().view(-1, self.outputs)
-        other = root_above(squares(X.flatten()), len(self.x))
         levers = self.ridge.levers(self.fine, columns=True)
-        less = bool((other**2 * levers.flat).sum() < (size**2 * levers.square).sum())
-        return (other, levers) if less else (size, None)
+        other = Reach(root_above(squares(X.flatten()), len(self.x)), levers)
+        less, more = ((size**2 * levers.flat).sum() for size, levers in (other, reach))
+        return (other,) if bool(less < more) else (reach,)
 
     @quiet
-    def arithmetic(
-        self, size: Tensor | float, levers: Levers | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Bound the errors of sums, if the rows a (a/s) multiply vectors u (s ∘ u) of that `size`.
+    def arithmetic(self, reach: Sequence[Reach]) -> tuple[Tensor, Tensor]:
+        """Bound the errors of sums, if rows multiply vectors that reach so far.
 
         The error of a sum of n products is at most γ_n times the sum of their sizes (worst case:
         any order, any signs). With a relative error v and an absolute error o of ℓ, w and j of r
         (`Loss.accuracy`), m rows of a client, M of all, and means over a client's rows:
 
-            δz = γ_d ‖a‖‖x‖
+            δz = γ_d Σ ‖a‖‖x‖
             δL = mean (‖r‖(1 + w) + j)δz + (curvature/2) mean δz² + (v + γ_{2√m})L + o
             δc = mean ‖a‖(curvature δz + (w + γ_M)‖r‖ + j)
 
@@ -324,35 +323,37 @@ class LinearPoint:
         if fine is None:
             unknown = torch.full_like(self.losses, float("inf"))
             return unknown, unknown
-        levers = self.ridge.levers(fine) if levers is None else levers
         value, offset, slope, jump = (UNIT * error for error in self.loss.accuracy(self.outputs))
         features = fine.A.shape[1]
-        tiny = LEAST * features * self.outputs
+        tiny = LEAST * features * self.outputs * len(reach)
         # a number per client: NumPy takes a tenth of the time of torch for them
         curvature = array(steepness(self.loss, fine))
-        k = gamma(features + 4) * array(size)
-        loss = ((1 + slope) * k) * array(self._pulls(levers.plain))
-        loss = loss + (curvature * (k * k)) * array(levers.flat)
         relative = UNIT * SAFE * array(fine.layout.additions) + (value + tiny + 8 * UNIT * SAFE)
-        loss = loss + relative * np.abs(array(self.losses))
+        loss = relative * np.abs(array(self.losses))
         loss = loss + (offset + curvature * tiny**2 + 2 * tiny + len(fine.A) * LEAST)
-        if jump:
-            loss = loss + (jump * k) * array(levers.across)
-        return torch.from_numpy(SAFE * loss).to(self.losses), self.slope_error(size, levers)
+        for size, levers in reach:
+            k = gamma(features + 4) * array(size)
+            loss = loss + ((1 + slope) * k) * array(self._pulls(levers.plain))
+            loss = loss + (curvature * len(reach) * (k * k)) * array(levers.flat)
+            if jump:
+                loss = loss + (jump * k) * array(levers.across)
+        return torch.from_numpy(SAFE * loss).to(self.losses), self.slope_error(reach)
 
     @quiet
-    def slope_error(self, size: Tensor | float, levers: Levers) -> Tensor:
-        """Bound δc of `arithmetic`, for rows of these lengths."""
+    def slope_error(self, reach: Sequence[Reach]) -> Tensor:
+        """Bound δc of `arithmetic`."""
         assert self.fine is not None
         _, _, slope, jump = (UNIT * error for error in self.loss.accuracy(self.outputs))
         curvature = array(steepness(self.loss, self.fine))
         rows, features = self.fine.A.shape
-        k = gamma(features + 4) * array(size)
-        tiny = LEAST * features * self.outputs
+        tiny = LEAST * features * self.outputs * len(reach)
         sums = gamma(rows + 4) + gamma(CLIENTS)
+        levers = reach[0].levers
         gradient = (slope + sums + self._format()) * array(self._pulls(levers.each))
-        gradient = gradient + (curvature * k) * array(levers.cross)
         gradient = gradient + array(levers.mean) * (curvature * tiny + 2 * jump)
+        for size, levers in reach:
+            k = gamma(features + 4) * array(size)
+            gradient = gradient + (curvature * k) * array(levers.cross)
         least = LEAST if self._format() == 0 else 2.0**-126
         underflow: float = rows * least * (features * self.outputs) ** 0.5
         return torch.from_numpy(SAFE * gradient + underflow).to(self.losses)

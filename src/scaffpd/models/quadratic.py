@@ -23,6 +23,7 @@ more samples: rows √(m (l2_k − l2)/2) e_k.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
@@ -40,7 +41,7 @@ from scaffpd.models.local_steps import Path, SpanDisplacements, cheapest_path, l
 from scaffpd.models.losses import Loss
 from scaffpd.models.numerics import SAFE, UNIT
 from scaffpd.models.point import LinearPoint, Ridge
-from scaffpd.models.samples import Levers, PaddedBlock, Ragged, StackedSamples
+from scaffpd.models.samples import PaddedBlock, Ragged, Reach, StackedSamples
 
 # Compress clients with more samples than this many times the features.
 WORTH = 1.2
@@ -77,16 +78,14 @@ class Compressed:
         squares = share * numerics.norm_above(y, 1).square()
         return SAFE * (self.fine.layout.segment_sum(squares) + self.constant).sqrt()
 
-    def off(
-        self, size: Tensor | float, levers: Levers, scaled: Levers | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Bound the errors of L_i and c_i, if rows multiply a vector of length `size`.
+    def off(self, reach: Sequence[Reach]) -> tuple[Tensor, Tensor]:
+        """Bound the errors of L_i and c_i, if rows multiply vectors that reach so far.
 
-        With S = ‖A‖/√m and δ = S·size + ‖y‖/√m these are at most noise δ² and 2 noise S δ; where
-        columns are scaled before they are summed, the last S is that of the `scaled` ones.
+        With S = ‖A‖/√m and δ = Σ S·size + ‖y‖/√m these are at most noise δ² and 2 noise S δ, where
+        the last S is of columns as they are summed.
         """
-        delta = levers.flat.sqrt() * size + self.targets
-        last = (levers if scaled is None else scaled).square.sqrt()
+        delta = sum((levers.flat.sqrt() * size for size, levers in reach), self.targets)
+        last = reach[0].levers.square.sqrt()
         return SAFE * self.noise * delta.square(), 2 * SAFE * self.noise * last * delta
 
     def only(self, clients: list[int]) -> Compressed:
@@ -154,9 +153,7 @@ class CompressedPoint(LinearPoint):
         loss, gradient = super().rounding()
         if not self.data.fewer:
             return loss, gradient
-        size, levers = self.reach
-        levers = self.ridge.levers(self.data.fine) if levers is None else levers
-        more = self.data.off(size, levers)
+        more = self.data.off(self.reach)
         constant = numerics.gamma(self.outputs**2 + 8) * self.data.constant
         return loss + constant + more[0], gradient + more[1]
 

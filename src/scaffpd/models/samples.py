@@ -274,7 +274,7 @@ class Levers(NamedTuple):
 
     Attributes:
         each: ‖ã_j‖/m_i per row.
-        plain: ‖a_j‖/m_i, with the lengths of rows as they multiply x.
+        plain: ‖a_j‖/m_i, with the lengths of rows as they multiply a vector.
         mean: the clients' means of ‖ã_j‖.
         cross: of ‖ã_j‖‖a_j‖.
         square: of ‖ã_j‖².
@@ -297,6 +297,13 @@ class Levers(NamedTuple):
         own = each if plain is norms else rows.exact[1] * plain
         sums = torch.stack([each, each * plain, each * norms, own, own * plain], 1)
         return cls(each, own, *rows.layout.segment_sum(sums).unbind(1))
+
+
+class Reach(NamedTuple):
+    """Rows, with the lengths `plain`, multiply vectors of this size: one, or one per client."""
+
+    size: Tensor | float
+    levers: Levers
 
 
 @dataclass(frozen=True)
@@ -398,16 +405,17 @@ class StackedSamples:
         return self.layout.segment_max(self.exact[1])
 
     @cached_property
-    def scales(self) -> Tensor | None:
-        """Powers of two above the largest entries of columns, if these are unlike."""
-        if not len(self.A):
-            return None
+    def scales(self) -> Tensor:
+        """Powers of two above the largest entries of columns."""
         # two passes, which take a quarter of the time of `aminmax`
         most = torch.maximum(self.A.amax(0), -self.A.amin(0))
         exponents = torch.frexp(most).exponent
-        if int(exponents.max() - exponents.min()) <= ALIKE:
-            return None
         return torch.ldexp(torch.ones_like(most, dtype=torch.float64), exponents)
+
+    @cached_property
+    def alike(self) -> bool:
+        """Whether one bound on rounding serves all columns."""
+        return not len(self.A) or bool(self.scales.max() <= 2**ALIKE * self.scales.min())
 
     @cached_property
     def row_norms(self) -> Tensor:
