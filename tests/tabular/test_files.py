@@ -107,7 +107,7 @@ REFUSED = {
     "text after a quote": ("a.csv", text() + 'a,"1"2,0\n', "line-unreadable", {}),
     "zero bytes": ("a.csv", text().encode() + b"a,\0,1\n", "not-a-text", {}),
     "binary": ("a.csv", bytes(range(256)) * 20, "not-a-text", {}),
-    "title": ("a.csv", "# exported 2024\n" + text(), "unknown-name", {}),
+    "title": ("a.csv", "# exported 2024\n" + text(), "row-length", {}),
     "names twice": ("a.csv", text(header=("site", "x", "x")), "column-named-twice", {}),
     "nameless": ("a.csv", text(header=("site", "", "ill")), "column-without-name", {}),
     "unclear comma": (
@@ -221,7 +221,7 @@ def test_files_of_one_name_are_called_by_their_folders(tmp_path):
         file.parent.mkdir(exist_ok=True)
         file.write_text(text())
     labels = [
-        sorted(set(open_table(*some).cells(["file"])[0].to_pylist()))
+        sorted(set(open_table(*some).columns["file"].to_pylist()))
         for some in (files[:2], files[1:])
     ]
     assert labels == [["genf", "koeln"], ["more", "rows"]]

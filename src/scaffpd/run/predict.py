@@ -160,8 +160,7 @@ def predict(
             predicted = (np.array(predicted) * np.exp(logs.values) / usual).tolist()
         else:
             unsure.append(f"No column {offset!r}: counts are for an exposure of {usual:g}.")
-    cells = table.cells(copy) if copy else []
-    copied = {name: own.to_pylist() for name, own in zip(copy, cells, strict=True)}
+    copied = {name: table.columns[name].to_pylist() for name in copy}
     said = (*remarks, *unsure)
     return Predictions(names, predicted, shares, copied, labels, truth, said, survival)
 

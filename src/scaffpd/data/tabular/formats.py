@@ -30,7 +30,6 @@ from scaffpd.numbers import several
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
     from pandas import DataFrame
-    from pyarrow import ChunkedArray
     from pyarrow import Table as ArrowTable
 
 Records = Iterator[tuple[int, list[str]]]
@@ -65,19 +64,26 @@ def _kind(path: Path) -> str:
     return next((end for end in (*TEXT, *PARQUET, *EXCEL) if name.endswith(end)), "")
 
 
+def _row(row: int) -> str:
+    return f"row {row + 1}"
+
+
 @dataclass(frozen=True)
 class OpenTable:
-    """A table that can be asked for the cells of its columns."""
+    """The cells of a table, and where they stand in its file."""
 
     path: Path
-    names: list[str]  # of all columns
-    # these columns as arrays of pyarrow, none where a cell of CSV stands for no value
-    cells: Callable[[Sequence[str]], list[ChunkedArray]] = field(repr=False)
-    # where a row is, in words
-    place: Callable[[int], str] = field(default=lambda row: f"row {row + 1}", repr=False)
+    columns: ArrowTable = field(repr=False)  # null where a cell of CSV stands for no value
+    place: Callable[[int], str] = field(default=_row, repr=False)  # where a row is, in words
     texts: bool = False  # whether cells are texts that may stand for numbers
     separator: str = ","  # between the columns of a CSV file
     remarks: tuple[str, ...] = ()  # how the file was read, where that had to be found out
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all columns."""
+        names: list[str] = self.columns.column_names
+        return names
 
 
 def open_table(*paths: Path) -> OpenTable:
@@ -107,13 +113,9 @@ def open_table(*paths: Path) -> OpenTable:
         data = path.read_bytes()
         if kind in TEXT:
             data = gzip.decompress(data) if path.suffix.lower() == ".gz" else data
-            text = CsvText(path, *_utf8(path, data))
-            found = OpenTable(
-                path, text.names, text.cells, text.place, True, text.separator, text.remarks
-            )
+            found = CsvText(path, *_utf8(path, data)).opened()
         else:
-            table = _parquet(path, data) if kind in PARQUET else _excel(path, data)
-            found = replace(arrow_table(path.name, table), path=path)
+            found = OpenTable(path, (_parquet if kind in PARQUET else _excel)(path, data))
     for name, number in Counter(found.names).items():
         if name and number > 1:
             raise InputError(
@@ -123,20 +125,13 @@ def open_table(*paths: Path) -> OpenTable:
     return found
 
 
-def arrow_table(name: str, columns: ArrowTable) -> OpenTable:
-    """Give a table of pyarrow the name by which it is refused."""
-    return OpenTable(
-        Path(name), columns.column_names, lambda names: [columns[one] for one in names]
-    )
-
-
 def entry_table(entry: str, frames: Sequence[DataFrame]) -> OpenTable:
     """Put the data frames that an entry returned below each other."""
     import pyarrow
 
     try:
         parts = [pyarrow.Table.from_pandas(frame, preserve_index=False) for frame in frames]
-        return arrow_table(entry, pyarrow.concat_tables(parts, promote_options="permissive"))
+        return OpenTable(Path(entry), pyarrow.concat_tables(parts, promote_options="permissive"))
     except (pyarrow.ArrowException, ValueError) as error:
         reason = str(error).strip().split("\n")[0].rstrip(".")
         raise InputError(
@@ -150,11 +145,12 @@ def entry_column(entry: str, name: str, parts: Sequence[ArrayLike]) -> OpenTable
 
     cells = [cell for part in parts for cell in np.asarray(part).tolist()]
     try:
-        return arrow_table(entry, pyarrow.table({name: pyarrow.array(cells, from_pandas=True)}))
+        column = pyarrow.array(cells, from_pandas=True)
     except pyarrow.ArrowException:
         raise InputError(
             "column-type", f"The entry {entry!r} returns both numbers and text as {name!r}."
         ) from None
+    return OpenTable(Path(entry), pyarrow.table({name: column}))
 
 
 def _several(path: Path, files: Sequence[Path]) -> OpenTable:
@@ -261,49 +257,44 @@ class CsvText:
             )
         return [cell.strip() for cell in first[1]]
 
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        """How the file was read, if that was detected."""
+    def opened(self) -> OpenTable:
+        """Read it, and say how, if that was detected."""
         usual = "\t" if _kind(self.path) == ".tsv" else ","
         found = [] if self.encoding == "UTF-8" else [f"{self.encoding} text"]
         if self.separator != usual:
             found.append(f"{SEPARATORS[self.separator]} between columns")
-        return (f"{self.path.name!r} is read as {' with '.join(found)}.",) if found else ()
+        said = (f"{self.path.name!r} is read as {' with '.join(found)}.",) if found else ()
+        return OpenTable(self.path, self.columns(), self.place, True, self.separator, said)
 
     def place(self, row: int) -> str:
         """Say where a row is."""
         return f"line {next(islice(self._records(), row + 1, None))[0]}"
 
-    def cells(self, names: Sequence[str]) -> list[ChunkedArray]:
-        """Return columns as arrays of pyarrow."""
+    def columns(self) -> ArrowTable:
+        """Return all columns as texts."""
         import pyarrow
         from pyarrow import csv as arrow_csv
 
-        at = {name: k for k, name in enumerate(self.names)}
-        places = [at[name] for name in names]
         quoted = b'"' in self.data
         if quoted:  # pyarrow is lenient about quotes
             for _ in self._rows():
                 pass
-        columns = [str(k) for k in range(len(self.names))]
+        places = [str(k) for k in range(len(self.names))]
         try:
-            found = arrow_csv.read_csv(
+            return arrow_csv.read_csv(
                 pyarrow.BufferReader(self.data),
-                arrow_csv.ReadOptions(column_names=columns, skip_rows_after_names=1),
+                arrow_csv.ReadOptions(column_names=places, skip_rows_after_names=1),
                 arrow_csv.ParseOptions(delimiter=self.separator, newlines_in_values=quoted),
                 arrow_csv.ConvertOptions(
-                    include_columns=list(dict.fromkeys(columns[k] for k in places)),
-                    column_types=dict.fromkeys(columns, pyarrow.string()),
+                    column_types=dict.fromkeys(places, pyarrow.string()),
                     null_values=NULLS,
                     strings_can_be_null=True,
                 ),
-            )
-            return [found.column(columns[k]) for k in places]
+            ).rename_columns(self.names)
         except pyarrow.ArrowInvalid:
             rows = [row for _, row in self._rows()]  # says what is wrong, in most cases
-            return [
-                pyarrow.chunked_array([[row[k] for row in rows]], pyarrow.string()) for k in places
-            ]
+            texts = list(zip(*rows, strict=True)) or [()] * len(places)
+            return pyarrow.table([pyarrow.array(t, pyarrow.string()) for t in texts], self.names)
 
     def _text(self) -> io.TextIOWrapper:
         return io.TextIOWrapper(io.BytesIO(self.data), "utf-8", newline="")
@@ -372,21 +363,18 @@ def _excel(path: Path, data: bytes) -> ArrowTable:
         raise InputError(
             "empty-sheet", f"{path.name!r} has no sheet with column names in its first row."
         ) from None
-    made = {}
+    names = []
+    columns = []
     for k, name in enumerate("" if cell is None else str(cell).strip() for cell in header):
         if not name:
             continue
-        if name in made:
-            raise InputError(
-                "column-named-twice",
-                f"{path.name!r} has two columns named {name!r}; names must differ.",
-            )
         cells = [None if isinstance(row[k], str) and is_missing(row[k]) else row[k] for row in rows]
+        names.append(name)
         try:
-            made[name] = pyarrow.array(cells)
+            columns.append(pyarrow.array(cells))
         except (pyarrow.ArrowException, OverflowError):  # several types become texts
-            made[name] = pyarrow.array([None if cell is None else str(cell) for cell in cells])
-    return pyarrow.table(made)
+            columns.append(pyarrow.array([None if one is None else str(one) for one in cells]))
+    return pyarrow.table(columns, names)
 
 
 def stacked(
@@ -408,40 +396,26 @@ def stacked(
                 "column-missing",
                 f"{lacking.path.name!r} has no column {odd[0]!r}, which {having.path.name!r} has.",
             )
-    made = column not in first.names
-    ends = np.zeros(len(tables), dtype=np.int64)
+    import pyarrow
 
-    def cells(names: Sequence[str]) -> list[ChunkedArray]:
-        import pyarrow
-
-        asked = [name for name in names if not (made and name == column)]
-        parts = [table.cells(asked or table.names[:1]) for table in tables]
-        sizes = [len(part[0]) for part in parts]
-        ends[:] = np.cumsum(sizes)
-        found = {name: _joined(path, name, [p[k] for p in parts]) for k, name in enumerate(asked)}
-        if made:
-            texts = pyarrow.array(np.repeat(labels, sizes).tolist(), pyarrow.string())
-            found[column] = pyarrow.chunked_array([texts])
-        return [found[name] for name in names]
+    # in any order of columns
+    parts = [one.columns.select([one.names.index(name) for name in first.names]) for one in tables]
+    try:
+        columns = pyarrow.concat_tables(parts, promote_options="permissive")
+    except pyarrow.ArrowException as error:
+        raise InputError(
+            "column-of-two-types",
+            f"The files of {path.name!r} differ: {str(error).split(chr(10))[0].rstrip('.')}.",
+        ) from None
+    sizes = [part.num_rows for part in parts]
+    ends = np.cumsum(sizes)
+    if column not in first.names:
+        texts = pyarrow.array(np.repeat(labels, sizes).tolist(), pyarrow.string())
+        columns = columns.append_column(column, texts)
 
     def place(row: int) -> str:
         k = int(np.searchsorted(ends, row, side="right"))
         return f"{tables[k].place(row - (int(ends[k - 1]) if k else 0))} of {tables[k].path.name!r}"
 
-    names = [*first.names, column] if made else first.names
     separator = "," if "," in [table.separator for table in tables] else first.separator
-    return OpenTable(path, names, cells, place, first.texts, separator, first.remarks)
-
-
-def _joined(path: Path, name: str, parts: Sequence[ChunkedArray]) -> ChunkedArray:
-    import pyarrow
-
-    tables = [pyarrow.table({"": part}) for part in parts]
-    try:
-        return pyarrow.concat_tables(tables, promote_options="permissive").column(0)
-    except pyarrow.ArrowException:
-        kinds = " and ".join(dict.fromkeys(str(part.type) for part in parts))
-        raise InputError(
-            "column-of-two-types",
-            f"Column {name!r} holds {kinds} in different files of {path.name!r}.",
-        ) from None
+    return OpenTable(path, columns, place, first.texts, separator, first.remarks)

@@ -69,8 +69,7 @@ def read_columns(
             raise unknown(f"column of {table.path.name!r},", name, filter(None, table.names))
     needed = needed or {}
     cells = [
-        _decoded(table, name, own, () if needed.get(name) == "client" else missing)
-        for name, own in zip(names, table.cells(names), strict=True)
+        _decoded(table, name, () if needed.get(name) == "client" else missing) for name in names
     ]
     if not len(cells[0]):
         raise InputError("no-rows", f"{table.path.name!r} has column names but no rows.")
@@ -268,12 +267,11 @@ def _days(cells: Sequence[str]) -> Callable[[str], float | None]:
 # without its own ways to NumPy: they import pandas
 
 
-def _decoded(
-    table: OpenTable, name: str, cells: ChunkedArray, codes: Collection[object]
-) -> ChunkedArray:
+def _decoded(table: OpenTable, name: str, codes: Collection[object]) -> ChunkedArray:
     """Return cells, codes as null; refuse all but numbers, texts, categories and dates."""
     from pyarrow import array, compute, scalar, types
 
+    cells = table.columns[name]
     kind = cells.type
     if types.is_nested(kind) or re.match("duration|time(32|64)|.*binary", str(kind)):
         raise InputError(
