@@ -5,21 +5,19 @@ images.
 from __future__ import annotations
 
 import csv
-import io
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from cases.refusals import refuses
 
 pytest.importorskip("matplotlib")
 
 from experiments.images import __main__ as images
-from experiments.images import features, plans, study
+from experiments.images import plans, study
 from experiments.images.entk import Entk
-from experiments.images.loading import Images, Pictures, cifar10
+from experiments.images.loading import Images, Pictures
 from experiments.images.networks import Backbone, backbone, trunk
 from experiments.images.partition import divided, like_training, thinned
 from experiments.images.small_networks import ResNet8
@@ -89,59 +87,6 @@ def test_gradients_of_single_images_are_those_of_autograd(name):
         torch.testing.assert_close(
             row, expected, rtol=1e-3, atol=1e-5 * float(expected.abs().max())
         )
-
-
-@pytest.mark.parametrize("kind", ["entk", "penultimate"])
-def test_features_are_standardised_and_go_on_where_they_stopped(kind, tmp_path, monkeypatch):
-    make = {"kind": kind, "coordinates": 200, "progress": False}
-    whole = features.features(MADE, light(), cache=tmp_path / "a", **make)
-    rows = whole.rows(np.arange(600)) * whole.values.shape[1] ** 0.5
-    np.testing.assert_allclose(rows.mean(0), 0, atol=2e-3)
-    deviation = rows.std(0)
-    assert np.median(deviation) == pytest.approx(1, abs=1e-2)
-    monkeypatch.setattr(features, "COMMIT", 0.0)
-    raw = features._Extraction._raw
-
-    def interrupted(self, numbers):
-        if numbers[0] > 300 and getattr(self, "done", 0) > 300:
-            raise KeyboardInterrupt
-        return raw(self, numbers)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(features._Extraction, "_raw", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            features.features(MADE, light(), cache=tmp_path / "b", **make)
-    again = features.features(MADE, light(), cache=tmp_path / "b", **make)
-    everything = np.arange(len(whole.values))
-    np.testing.assert_array_equal(again.rows(everything), whole.rows(everything))
-
-
-def test_packed_images_are_read(tmp_path):
-    """JPEG files whose common beginnings are stored once."""
-    place = tmp_path / "cifar10"
-    place.mkdir()
-    for name, part in (("train", MADE.train), ("test", MADE.test)):
-        files = []
-        for pixels in part.x:
-            file = io.BytesIO()
-            Image.fromarray(pixels).save(file, "JPEG")
-            files.append(file.getvalue())
-        cut = files[0].index(b"\xff\xda")
-        ends = [file[cut:] for file in files]
-        np.savez(
-            place / f"{name}.npz",
-            data=np.frombuffer(b"".join(ends), np.uint8),
-            offsets=np.cumsum([0, *map(len, ends)]),
-            labels=part.y.astype(np.uint8),
-            header=np.frombuffer(files[0][:cut], np.uint8),
-            header_offsets=np.array([0, cut]),
-            header_id=np.zeros(len(ends), np.uint8),
-            names=np.array(MADE.classes),
-        )
-    found = cifar10(tmp_path)
-    np.testing.assert_array_equal(found.train.y, MADE.train.y)
-    assert np.abs(found.train.x.astype(float) - MADE.train.x).mean() < 15
-    assert len(found.subset(5, 2).test) == 20
 
 
 def test_synthetic_figures(tmp_path):

@@ -2,7 +2,7 @@
 
 Nothing is drawn here: a `Setting` says who takes part and which rows make a minibatch, as the run
 of the package has drawn them. Every function yields (x, λ) after each round, λ `None` where a
-paper has none. A `mistake` is one that public implementations make, for the traps.
+paper has none.
 
 The papers have λ on the simplex. Elsewhere (q-fair objectives) the package lets x move along
 Σ λ_i g_i / Σ λ_i in AFL, DRFA, descent-ascent and extragradient.
@@ -28,11 +28,6 @@ def agnostic_prox(s, centre, sigma):
         if ordered[k - 1] > nu:
             return np.maximum(z - nu, 0)
     raise AssertionError("the largest entry always exceeds its own nu")
-
-
-def clipped_prox(s, centre, sigma):
-    """A mistake: clip at 0 and divide by the sum, which is not the projection."""
-    return np.maximum(centre + sigma * s, 0) / np.maximum(centre + sigma * s, 0).sum()
 
 
 def chi_square_prox(rho):
@@ -99,10 +94,10 @@ class Setting:
     def names(self, r):
         return list(self.clients) if self.run is None else list(self.run.participants[r])
 
-    def descend(self, r, name, x, steps=None, shift=0.0, mu=0.0):
+    def descend(self, r, name, x, shift=0.0, mu=0.0):
         """u_0 = x, u_1, …, u_J of u ← u − η (g(u) + shift + μ (u − x))."""
         path = [x]
-        for j in range(self.steps if steps is None else steps):
+        for j in range(self.steps):
             rows = None if self.run is None else self.run.rows(r, name, j)
             u = path[-1]
             g = self.clients[name].fast_gradient(u, rows)
@@ -178,7 +173,7 @@ def fed_opt(s, optimizer, b1=0.8, b2=0.7, tau=0.05):
         yield x, None
 
 
-def scaffold(s, mistake=None):
+def scaffold(s):
     """Karimireddy et al. 2020, Algorithm 1 (1/N there is p_i here).
 
     y_i ← y_i − η_l (g_i(y_i) − c_i + c);  c_i⁺ = c_i − c + (x − y_i)/(K η_l);
@@ -186,21 +181,16 @@ def scaffold(s, mistake=None):
     """
     x = s.x0
     c = np.zeros_like(x)
-    own = {name: x if mistake == "starts at the model" else np.zeros_like(x) for name in s.clients}
+    own = {name: np.zeros_like(x) for name in s.clients}
     for r in range(s.rounds):
         ends = {}
         fresh = {}
         for name in s.names(r):
-            f = s.clients[name]
-            steps = len(f.A) if mistake == "an epoch each" else s.steps
-            ends[name] = s.descend(r, name, x, steps, shift=c - own[name])[-1]
-            divisor = {"no K": 1, "one step too few": steps - 1, "the samples": len(f.A)}
-            change = (x - ends[name]) / (divisor.get(mistake, steps) * s.rate)
-            fresh[name] = own[name] - c + change
+            ends[name] = s.descend(r, name, x, shift=c - own[name])[-1]
+            fresh[name] = own[name] - c + (x - ends[name]) / (s.steps * s.rate)
         x = x + s.server_rate * (s.mean(ends) - x)
         for name in fresh:
-            before = 0 if mistake == "adds c_i" else own[name]
-            c = c + s.p[name] * (fresh[name] - before)
+            c = c + s.p[name] * (fresh[name] - own[name])
         own = own | fresh
         yield x, None
 
@@ -271,30 +261,27 @@ def drfa(s, snapshots, drawn=None, asked=None):
         yield x, weights
 
 
-def q_ffl(s, q, mistake=None):
+def q_ffl(s, q):
     """Li, Sanjabi, Beirami and Smith 2020, Algorithm 2, L = 1/η; J = 1 is Algorithm 1.
 
     Δw_k = L (w − w̄_k);  Δ_k = F_k^q Δw_k;  h_k = q F_k^{q−1} ‖Δw_k‖² + L F_k^q;
-    w⁺ = w − Σ Δ_k / Σ h_k
+    w⁺ = w − Σ Δ_k / Σ h_k, and λ_k = F_k^q / Σ F^q (times p_k) says who counts
     """
     L = 1 / s.rate
     x = s.x0
     for r in range(s.rounds):
         top = np.zeros_like(x)
         bottom = 0.0
+        shares = {}
         for name in s.names(r):
             f = s.clients[name]
             F = loss_of(f, x)
-            if mistake == "one central loss":
-                F = np.mean(losses_at(s.clients, x))
-            if mistake == "a sum of losses":
-                F = F * len(f.A)
             change = L * (x - s.descend(r, name, x)[-1])
-            scaled = F**q * change if mistake == "scaled twice" else change
-            top = top + s.p[name] * F**q * change
-            bottom = bottom + s.p[name] * (q * F ** (q - 1) * scaled @ scaled + L * F**q)
+            shares[name] = s.p[name] * F**q
+            top = top + shares[name] * change
+            bottom = bottom + s.p[name] * (q * F ** (q - 1) * change @ change + L * F**q)
         x = x - s.server_rate * top / bottom
-        yield x, None
+        yield x, mixture(np.array([shares.get(name, 0.0) for name in s.clients]))
 
 
 def delta_fl(s, tail):

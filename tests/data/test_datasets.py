@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import os
 from importlib import resources
 
 import numpy as np
@@ -27,8 +26,6 @@ from scaffpd.data.hospitals import (
 )
 from scaffpd.data.silos import held_out, standardiser
 from scaffpd.data.tabular.agree import deviation_of
-
-real = pytest.mark.skipif("SCAFFPD_DATA" not in os.environ, reason="SCAFFPD_DATA names no folder")
 
 
 def pooled(part):
@@ -213,9 +210,6 @@ def test_only_sums_are_shared_for_the_common_fill():
     assert np.array_equal(fill_values(parts)[1], before[1])  # nothing of another hospital's
 
 
-# ------------------------------------------------------------------ stations and schools
-
-
 def test_stations_have_three_years_and_are_tested_on_the_next():
     air = beijing_air()
     assert len(air.names) == 12
@@ -254,35 +248,6 @@ def test_new_stations_have_few_days_and_the_same_test_year():
     assert sum(few) == 4
     assert [len(y) for _, y in air.test] == [len(y) for _, y in beijing_air().test]
     assert few != [len(y) == 40 for _, y in beijing_air(new=4, seed=2).train]
-
-
-@pytest.fixture
-def schools(tmp_path):
-    random = np.random.default_rng(0)
-    X = np.empty((1, 3), object)
-    Y = np.empty((1, 3), object)
-    for k, n in enumerate((10, 20, 31)):
-        X[0, k] = np.hstack([random.normal(3, 2, (n, 4)), np.ones((n, 1))])
-        Y[0, k] = random.normal(20, 5, (n, 1))
-    (tmp_path / "school").mkdir()
-    savemat(tmp_path / "school" / "school.mat", {"X": X, "Y": Y})
-    return tmp_path
-
-
-def test_a_school_is_a_client(schools):
-    silos = school(folder=schools)
-    assert silos.features == tuple(f"column {k}" for k in range(1, 5))  # not the constant one
-    sizes = [(len(y), len(b)) for (_, y), (_, b) in zip(silos.train, silos.test, strict=True)]
-    assert sizes == [(7, 3), (14, 6), (22, 9)]
-    X, y = pooled(silos.train)
-    np.testing.assert_allclose([X.mean(), y.mean(), X.std(), y.std()], [0, 0, 1, 1], atol=1e-12)
-
-
-@real
-def test_the_real_schools():
-    silos = school()
-    assert (len(silos.names), len(silos.features)) == (139, 27)
-    assert sum(len(y) for _, y in [*silos.train, *silos.test]) == 15_362
 
 
 # ------------------------------------------------------------------ Adult
@@ -327,16 +292,6 @@ def test_clients_are_the_values_of_a_column(people, monkeypatch):
     assert silos.test[1][0][0, female] > 0 > silos.test[0][0][0, female]
     monkeypatch.setenv("SCAFFPD_DATA", str(people))
     assert adult(by="native-country").names == ("Peru",)
-
-
-@real
-def test_the_real_people():
-    silos = adult()
-    assert (len(silos.names), sum(len(y) for _, y in silos.train)) == (13, 30709)
-    sizes = {n: len(y) for n, (_, y) in zip(silos.names, silos.train, strict=True)}
-    countries = adult(by="native-country")
-    assert len(countries.names) == 8
-    assert min(sizes.values()) >= 100
 
 
 # ------------------------------------------------------------------ refusals
