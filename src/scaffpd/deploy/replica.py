@@ -27,9 +27,10 @@ from scaffpd.deploy.messages import Array, Json, JsonMapping
 from scaffpd.deploy.transcript import END, NEAR, Session
 from scaffpd.errors import InputError
 from scaffpd.federation import Channel, Constants, Federation, PrivacyAccount, Vector
+from scaffpd.federation.answers import ClientSelection
 from scaffpd.federation.modes import ModesAt
 from scaffpd.federation.own_weights import OwnSums, OwnWeights
-from scaffpd.federation.plans import ClientSelection, LocalPlan, ProximalPlan, Strength
+from scaffpd.federation.plans import LocalPlan, ProximalPlan, Strength
 from scaffpd.federation.questions import (
     GradientsAt,
     LocalSteps,

@@ -23,16 +23,17 @@ from scaffpd.errors import InputError
 from scaffpd.federation.answers import (
     Answers,
     Asked,
+    ClientSelection,
     Gradients,
     Memory,
     PlainSums,
     Summer,
+    Traffic,
     Updates,
 )
 from scaffpd.federation.plans import (
     Clients,
     ClientScores,
-    ClientSelection,
     Constants,
     Key,
     LocalPlan,
@@ -41,9 +42,7 @@ from scaffpd.federation.plans import (
     Restriction,
     Spent,
     Strength,
-    Traffic,
     Vector,
-    same_point,
 )
 from scaffpd.federation.questions import (
     GradientsAt,
@@ -54,6 +53,7 @@ from scaffpd.federation.questions import (
     Question,
     Reply,
     Scores,
+    same_point,
 )
 
 __all__ = [
@@ -113,15 +113,11 @@ class Channel(Protocol):
 
     @property
     def account(self) -> PrivacyAccount | None:
-        """Account of private clients' releases; `None` if they are not private, or keep their own
-        privacy ledger.
-        """
+        """Account of private clients' releases; `None` if they have none here."""
 
     @property
     def fingerprint(self) -> str:
-        """Identify model, clients and data, so that a checkpoint is never resumed on another
-        problem.
-        """
+        """Identifier of model, clients and data: a checkpoint is resumed on no other problem."""
 
     def constants(self) -> Constants:
         """Return smoothness and convexity of the clients' losses."""
@@ -130,9 +126,7 @@ class Channel(Protocol):
         """Return the default x⁰ (zero for linear models, the module's own parameters otherwise)."""
 
     def own(self, x: Tensor) -> Tensor | None:
-        """Return every client's own model u_i(x), (N, d), if the model is `Personal` and the
-        clients are here.
-        """
+        """Return every client's u_i(x), (N, d), if the model is `Personal` and they are here."""
 
     def using(self, l2: Strength | None, strength: Strength | None) -> Channel:
         """Return access to the same clients with other strengths of their model."""
@@ -164,9 +158,8 @@ class Federation:
         self._names = tuple(channel.names)
         self._like = channel.start()
         self._traffic = Traffic()
-        self._everyone = ClientSelection(
-            list(range(len(self._names))), self._names, self._like, True
-        )
+        everyone = list(range(len(self._names)))
+        self._everyone = ClientSelection(everyone, self._names, self._like, True)
         # the last x, and the clients that have it: `None` for all of them
         self._known: tuple[Tensor | None, set[int] | None] = (None, set())
 
@@ -182,16 +175,12 @@ class Federation:
 
     @property
     def traffic(self) -> Traffic:
-        """Traffic that training needs so far, by one formula for every runtime; a deployment's
-        `wire` has the bytes.
-        """
+        """Traffic so far, by one formula for every runtime; a deployment's `wire` has the bytes."""
         return self._traffic
 
     @property
     def fingerprint(self) -> str:
-        """Identifier of model, clients and data, so that a checkpoint is never resumed on another
-        problem.
-        """
+        """Identifier of model, clients and data, for checkpoints."""
         return self.channel.fingerprint
 
     @property
@@ -217,8 +206,7 @@ class Federation:
     def using(self, l2: Strength | None = None, strength: Strength | None = None) -> Self:
         """Return the same clients with another l2 or another strength of `Personal`.
 
-        No data is read again, what is known of the data carries over, and traffic is counted
-        together.
+        What is known of the data carries over, and traffic is counted together.
         """
         other = copy(self)
         other.channel = self.channel.using(l2, strength)
@@ -236,8 +224,7 @@ class Federation:
         clients: Clients = None,
         alone: bool = True,
     ) -> Vector:
-        """Return f_i(x), over all samples or over a seeded minibatch; NaN for clients that were not
-        asked.
+        """Return f_i(x), over all samples or a seeded minibatch; NaN where clients were not asked.
 
         If not `alone`, the next question at the same x is sent with it, as one exchange.
         """
@@ -249,20 +236,17 @@ class Federation:
         batch_size: int | None = None,
         key: Key = (0,),
         clients: Clients = None,
-        alone: bool = True,
         coefficients_sent: int | None = None,
     ) -> Gradients:
-        """Return losses and gradients at x, over all samples or over a seeded minibatch; `alone` as
-        for `losses`.
+        """Return losses and gradients at x, over all samples or over a seeded minibatch.
 
         If clients can form x from vectors that they have, `coefficients_sent` numbers go down in
         place of x.
         """
         question = GradientsAt(x, batch_size, key)
         asked = self.selection(clients)
-        return Gradients(
-            self, question, asked, self._put(question, asked, alone, coefficients_sent)
-        )
+        reply = self._put(question, asked, sent=coefficients_sent)
+        return Gradients(self, question, asked, reply)
 
     def local_updates(
         self,
@@ -322,11 +306,7 @@ class Federation:
         return self.ask(Optima()).numbers("lowest")
 
     def own_models(self, x: Tensor | NDArray[np.float64]) -> Tensor | None:
-        """Return every client's own model u_i(x), (N, d), if the model is `Personal` and the
-        clients are here.
-
-        Nothing is sent.
-        """
+        """Return what `Channel.own` has; nothing is sent."""
         return self.channel.own(self.point(x))
 
     def ask(self, question: Asked, clients: Clients = None, alone: bool = True) -> Answers[Asked]:
@@ -341,17 +321,14 @@ class Federation:
         alone: bool = True,
         sent: int | None = None,
     ) -> Reply:
-        """Count the cost of a question, and put it; masked vectors come with their sums, in another
-        exchange.
-        """
+        """Count the cost of a question, and put it; masked vectors come later, with their sums."""
         n = len(asked.chosen)
         d = self.dimension
         hides = self.sums.hides_vectors
         up = question.up(d, hides)
         down = self._send(question.sent, asked) if sent is None else sent * n
-        self.count(
-            exchanges=alone and (up > 0 or not hides), up=up * n, down=down + question.down(d) * n
-        )
+        exchanges = alone and (up > 0 or not hides)
+        self.count(exchanges=exchanges, up=up * n, down=down + question.down(d) * n)
         return self.channel.ask(question, asked.chosen)
 
     def count(self, *, exchanges: int = 0, up: int = 0, down: int = 0) -> None:
@@ -374,9 +351,7 @@ class Federation:
         return self._everyone if everyone else ClientSelection(chosen, self._names, self._like)
 
     def _send(self, x: Tensor | None, asked: ClientSelection) -> int:
-        """Count the numbers sent so that these clients have x; clients that were just asked about
-        it have it.
-        """
+        """Count what is sent so that these clients have x, unless they were just asked about it."""
         if x is None:
             return 0
         last, known = self._known
@@ -391,9 +366,7 @@ class Federation:
         return len(new) * self.dimension
 
     def point(self, x: Tensor | ArrayLike, name: str = "x") -> Tensor:
-        """Return x in the model's format, the same object if possible, so that clients that
-        answered there know it.
-        """
+        """Return x in the model's format: the same object if possible, by which clients know it."""
         like = self._like
         kind = (like.shape, like.dtype, like.device)
         if isinstance(x, Tensor) and not x.requires_grad and (x.shape, x.dtype, x.device) == kind:

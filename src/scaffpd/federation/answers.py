@@ -1,19 +1,22 @@
-"""Clients' answers as an algorithm sees them: numbers per client, and vectors as weighted sums,
-plain or masked (`Summer`).
+"""Clients' answers as an algorithm sees them: who was asked, numbers per client, and vectors as
+weighted sums, plain or masked (`Summer`); and what was sent.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.errors import InputError
-from scaffpd.federation.plans import Clients, ClientSelection, Restriction, Vector
+from scaffpd.federation.plans import Clients, Restriction, Vector
 from scaffpd.federation.questions import (
     Curvature,
     Diagonal,
@@ -27,6 +30,69 @@ from scaffpd.federation.questions import (
 )
 
 Asked = TypeVar("Asked", bound=Question)
+
+
+@dataclass(frozen=True)
+class ClientSelection:
+    """Selected clients.
+
+    Attributes:
+        chosen: their numbers, in the order of their answers.
+        names: names of all clients.
+        like: a tensor in the format of x.
+        everyone: whether these are all clients, in order.
+    """
+
+    chosen: list[int]
+    names: Sequence[str]
+    like: Tensor
+    everyone: bool = False
+
+    @cached_property
+    def index(self) -> slice | NDArray[np.int64]:
+        """Numbers of the clients, for NumPy."""
+        return slice(None) if self.everyone else np.array(self.chosen)
+
+    def scattered(self, values: Tensor) -> Vector:
+        """Put per-client numbers in the order of all clients, NaN for those that were not asked."""
+        if self.everyone:
+            return np.array(values.double().cpu().numpy())
+        out = np.full((len(self.names), *values.shape[1:]), np.nan)
+        out[self.index] = values.double().cpu().numpy()
+        return out
+
+    def checked(self, weights: Vector) -> Vector:
+        """Check the weights, one per client: zero for clients that were not asked."""
+        w = np.asarray(weights, dtype=np.float64)
+        outside = not self.everyone and np.count_nonzero(w) != np.count_nonzero(w[self.index])
+        if w.shape != (len(self.names),) or outside:
+            raise InputError(
+                "weight-of-absent-client", "Weights must be zero for clients that were not asked."
+            )
+        return w
+
+
+@dataclass
+class Traffic:
+    """What the method has needed to send, summed over clients; evaluation is not counted."""
+
+    exchanges: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+    def add(self, *, up: int = 0, down: int = 0, exchanges: int = 0) -> None:
+        """Count one message pattern: bytes from clients, bytes to clients, request-reply turns."""
+        self.exchanges += exchanges
+        self.bytes_up += up
+        self.bytes_down += down
+
+    def snapshot(self) -> Traffic:
+        """Return a copy that later traffic does not change."""
+        return replace(self)
+
+    def restore(self, earlier: Traffic) -> None:
+        """Go back to `earlier` (a resumed or interrupted run)."""
+        vars(self).update(vars(earlier))
 
 
 class Summer(Protocol):
@@ -128,9 +194,7 @@ class Answers(Generic[Asked]):
         return self.federation.sums.sum(part, vectors, self.asked, self.asked.checked(weights))
 
     def each(self, part: str = "") -> Tensor:
-        """Return the v_i themselves, (n, …), in the order of the clients asked: for servers that
-        may see them.
-        """
+        """Return the v_i themselves, (n, …), in the order asked: for servers that may see them."""
         if self.federation.sums.hides_vectors:
             raise InputError(
                 "method-needs-vectors",
@@ -165,9 +229,7 @@ class Gradients(Answers[GradientsAt]):
 
     @property
     def rounding(self) -> tuple[Vector, Vector]:
-        """Bound the errors of L_i and, in norm, of c_i, with each client's share of the rounding of
-        a sum.
-        """
+        """Bounds on the errors of L_i and of c_i (norms), each with its share of a sum's error."""
         return self.numbers("loss_error"), self.numbers("gradient_error") + self._error
 
     def sum(self, weights: Vector) -> Tensor:
@@ -186,9 +248,7 @@ class Gradients(Answers[GradientsAt]):
         return self.asked.scattered(self.reply.vectors["c"].norms())
 
     def restriction(self, V: Tensor, weights: Vector, metric: Tensor) -> Restriction[Vector]:
-        """Return slopes and curvature along the columns of V; clients lack only the last sum among
-        them.
-        """
+        """Return slopes and curvature along V; clients lack only the last sum in it."""
         if not self.federation.sums.allows_projections:
             raise InputError(
                 "method-shows-projections",

@@ -1,14 +1,12 @@
-"""Values that pass the waist: who is asked, plans of local work, what clients report, traffic."""
+"""Values that pass the waist: plans of local work, and what clients report."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -21,55 +19,9 @@ Strength = float | Sequence[float]  # one number, or one per feature and for the
 Array = TypeVar("Array", Tensor, NDArray[np.float64])
 
 
-def same_point(a: Tensor, b: Tensor) -> bool:
-    """Return whether two points are equal."""
-    return a is b or torch.equal(a, b)
-
-
-@dataclass(frozen=True)
-class ClientSelection:
-    """Selected clients.
-
-    Attributes:
-        chosen: their numbers, in the order of their answers.
-        names: names of all clients.
-        like: a tensor in the format of x.
-        everyone: whether these are all clients, in order.
-    """
-
-    chosen: list[int]
-    names: Sequence[str]
-    like: Tensor
-    everyone: bool = False
-
-    @cached_property
-    def index(self) -> slice | NDArray[np.int64]:
-        """Numbers of the clients, for NumPy."""
-        return slice(None) if self.everyone else np.array(self.chosen)
-
-    def scattered(self, values: Tensor) -> Vector:
-        """Put per-client numbers in the order of all clients, NaN for those that were not asked."""
-        if self.everyone:
-            return np.array(values.double().cpu().numpy())
-        out = np.full((len(self.names), *values.shape[1:]), np.nan)
-        out[self.index] = values.double().cpu().numpy()
-        return out
-
-    def checked(self, weights: Vector) -> Vector:
-        """Check the weights, one per client: zero for clients that were not asked."""
-        w = np.asarray(weights, dtype=np.float64)
-        outside = not self.everyone and np.count_nonzero(w) != np.count_nonzero(w[self.index])
-        if w.shape != (len(self.names),) or outside:
-            raise InputError(
-                "weight-of-absent-client", "Weights must be zero for clients that were not asked."
-            )
-        return w
-
-
 @dataclass(frozen=True)
 class LocalPlan:
-    """Local work between two exchanges: J steps u ← u − η_i (g_i(u) − c_i + c + μ(u − x)) from u =
-    x.
+    """J local steps u ← u − η_i (g_i(u) − c_i + c + μ(u − x)) from u = x, between two exchanges.
 
     Algorithm 2 of the paper has μ = 0; without c_i and c these are the plain local steps of FedAvg.
 
@@ -94,8 +46,7 @@ class LocalPlan:
 
 @dataclass(frozen=True)
 class ProximalPlan:
-    """Local model to solve: d_i ≈ argmin ½dᵀH_i d + (β/2)‖d‖²_D − ⟨c, d⟩, in place of a number of
-    local steps.
+    """Local model to solve, in place of local steps: argmin ½dᵀH_i d + (β/2)‖d‖²_D − ⟨c, d⟩.
 
     Attributes:
         pull: β.
@@ -114,8 +65,7 @@ class Constants:
         smoothness: L_i, the Lipschitz constant of ∇f_i (an estimate if the loss is not convex).
         strong_convexity: μ_i with f_i μ_i-strongly convex; 0 if it is not.
         convex: whether every f_i is convex.
-        steepest: max_j L_ij, the smoothness of a client's steepest sample; minibatches need shorter
-            steps.
+        steepest: max_j L_ij, of a client's steepest sample; minibatches need shorter steps.
         samples: n_i, the number of samples of a client.
         quadratic: whether every f_i is a quadratic function, with one Hessian everywhere.
         noisy: whether clients clip their answers and add noise to them, for privacy.
@@ -132,9 +82,8 @@ class Constants:
     steepest: Vector
     samples: NDArray[np.int64]
     quadratic: bool = False
-    noisy: bool = field(
-        default=False, metadata={"transient": True}
-    )  # known before a run is resumed
+    # these are known before a run is resumed
+    noisy: bool = field(default=False, metadata={"transient": True})
     first_order: bool = field(default=False, metadata={"transient": True})
     ridge: Vector | None = field(default=None, metadata={"transient": True})
 
@@ -144,9 +93,7 @@ class Constants:
         return replace(self, **{name: getattr(self, name)[clients] for name in names})
 
     def expected_smoothness(self, batch_size: int | None) -> Vector:
-        """Return L_i + (max_j L_ij − L_i)/b, the smoothness of the mean of b random samples (all
-        samples: L_i).
-        """
+        """Return L_i + (max_j L_ij − L_i)/b, the smoothness of the mean of b random samples."""
         if batch_size is None:
             return self.smoothness
         mixed = self.smoothness + np.maximum(self.steepest - self.smoothness, 0) / batch_size
@@ -172,8 +119,7 @@ class ClientScores:
 
 
 class Restriction(NamedTuple, Generic[Array]):
-    """Second-order expansion of the clients' losses at one point, restricted to the span of V =
-    [v_1 … v_k].
+    """The clients' losses at one point to second order, in the span of V = [v_1 … v_k].
 
     Clients compute with tensors, the server with arrays.
 
@@ -186,31 +132,6 @@ class Restriction(NamedTuple, Generic[Array]):
     slopes: Array
     curvature: Array
     sizes: Array
-
-
-@dataclass
-class Traffic:
-    """Communication since the start, summed over clients, as the method needs it; evaluation is not
-    counted.
-    """
-
-    exchanges: int = 0
-    bytes_up: int = 0
-    bytes_down: int = 0
-
-    def add(self, *, up: int = 0, down: int = 0, exchanges: int = 0) -> None:
-        """Count one message pattern: bytes from clients, bytes to clients, request-reply turns."""
-        self.exchanges += exchanges
-        self.bytes_up += up
-        self.bytes_down += down
-
-    def snapshot(self) -> Traffic:
-        """Return a copy that later traffic does not change."""
-        return replace(self)
-
-    def restore(self, earlier: Traffic) -> None:
-        """Go back to `earlier` (a resumed or interrupted run)."""
-        vars(self).update(vars(earlier))
 
 
 @dataclass(frozen=True)

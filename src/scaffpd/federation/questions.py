@@ -1,5 +1,4 @@
-r"""Questions of a server to its clients: a class each, with its arithmetic, its cost and what it
-reveals.
+r"""Questions of a server to its clients: a class each, with its arithmetic, cost and disclosure.
 
 A question is a value: vectors, plain numbers and plans. It defines how clients answer (`answer`,
 for all clients of an oracle at once), which parts of the answer are numbers that every client
@@ -23,7 +22,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.errors import InputError, unknown
-from scaffpd.federation.plans import Key, LocalPlan, ProximalPlan, Restriction, Vector, same_point
+from scaffpd.federation.plans import Key, LocalPlan, ProximalPlan, Restriction, Vector
+
+
+def same_point(a: Tensor, b: Tensor) -> bool:
+    """Return whether two points are equal."""
+    return a is b or torch.equal(a, b)
 
 
 class SharedSum(NamedTuple):
@@ -109,9 +113,7 @@ class EvaluatedPoint(Protocol):
         """Return the c_i themselves, (N, d)."""
 
     def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> Restriction[Tensor]:
-        """Return slopes, curvature and norms along the columns of V, (d, k), for weights w and the
-        diagonal D.
-        """
+        """Return slopes, curvature and norms along V, (d, k), for w and the diagonal D."""
 
     def curvatures(self, V: Tensor) -> Tensor:
         """Return every client's VᵀH_iV, (N, k, k)."""
@@ -168,12 +170,12 @@ class ClientSide(Protocol):
         correction: Tensor | None,
         plan: LocalPlan,
     ) -> Displacements:
-        """Take local steps u ← u − η_i (g_i(u) − c_i + correction + μ(u − x)) from x."""
+        """Take local steps from x."""
 
     def proximal_steps(
         self, at: GradientsAt, correction: Tensor, plan: ProximalPlan
     ) -> Displacements:
-        """Return d_i ≈ argmin ½dᵀH_i d + (β/2)‖d‖²_D − ⟨correction, d⟩ at the answered point."""
+        """Solve the clients' local models at the answered point."""
 
     def lowest(self) -> Tensor:
         """Return min_u f_i(u), which every client solves by itself."""
@@ -275,11 +277,12 @@ class GradientsAt(Losses):
         """Evaluate at x; bound rounding only on request."""
         point = clients.point(self)
         rounding = cache(point.rounding)
-        numbers = {"loss": lambda: point.losses, "loss_error": lambda: rounding()[0]}
-        return Reply(
-            {**numbers, "gradient_error": lambda: rounding()[1]},
-            {"c": Vectors.of(point, point.norms)},
-        )
+        numbers = {
+            "loss": lambda: point.losses,
+            "loss_error": lambda: rounding()[0],
+            "gradient_error": lambda: rounding()[1],
+        }
+        return Reply(numbers, {"c": Vectors.of(point, point.norms)})
 
 
 @dataclass(frozen=True, eq=False)
@@ -307,9 +310,8 @@ class LocalSteps(Question):
     @property
     def sent(self) -> Tensor | None:
         """Return x, unless clients have just answered there."""
-        return (
-            None if isinstance(self.at, GradientsAt) and same_point(self.at.x, self.x) else self.x
-        )
+        known = isinstance(self.at, GradientsAt) and same_point(self.at.x, self.x)
+        return None if known else self.x
 
     def down(self, d: int) -> int:
         """Count the correction."""
@@ -330,9 +332,7 @@ class LocalSteps(Question):
 
 @dataclass(frozen=True, eq=False)
 class ProximalSteps(Question):
-    """Proximal steps: d_i ≈ argmin ½dᵀH_i d + (β/2)‖d‖²_D − ⟨c, d⟩ with H_i = ∇²f_i at the answered
-    point.
-    """
+    """Proximal steps (`ProximalPlan`), with H_i = ∇²f_i at the answered point."""
 
     kind = "proximal_steps"
     vectors = ("d",)
@@ -353,9 +353,7 @@ class ProximalSteps(Question):
 
 @dataclass(frozen=True, eq=False)
 class Curvature(Question):
-    """Losses to second order in the span of V = [v_1 … v_k]: Vᵀc_i, ‖c_i‖² in the metric D⁻¹, and
-    VᵀH_iV.
-    """
+    """Losses to second order in the span of V (`Restriction`)."""
 
     kind = "curvature"
     scalars = ("size",)
@@ -389,10 +387,8 @@ class Curvature(Question):
             return seen[0]
 
         numbers = {"slopes": lambda: last().slopes, "size": lambda: last().sizes}
-        matrices = Vectors(
-            curvature, lambda: point.curvatures(self.V), shape=(self.V.shape[1],) * 2
-        )
-        return Reply(numbers, {"curvature": matrices})
+        each = lambda: point.curvatures(self.V)
+        return Reply(numbers, {"curvature": Vectors(curvature, each, shape=(self.V.shape[1],) * 2)})
 
 
 @dataclass(frozen=True, eq=False)
@@ -445,8 +441,7 @@ class Optima(Question):
 
 @dataclass(frozen=True, eq=False)
 class Scores(Question):
-    """Loss, accuracy and number of samples of x on the "train" or "test" rows, for the logs: not
-    counted.
+    """Loss, accuracy and number of samples on "train" or "test" rows, for the logs: not counted.
 
     Attributes:
         accuracy: whether to compute the accuracy; else it is NaN. Silos reveal few of them.
@@ -467,8 +462,7 @@ class Scores(Question):
     def answer(self, clients: ClientSide) -> Reply:
         """Return three numbers per client."""
         loss, right, count = clients.scores(self.x, self.split)
-        parts = zip(
-            self.scalars, (loss, right if self.accuracy else right * np.nan, count), strict=True
-        )
-        found = {name: torch.from_numpy(np.asarray(part, dtype=np.float64)) for name, part in parts}
-        return Reply({name: partial(found.__getitem__, name) for name in found})
+        parts = loss, right if self.accuracy else right * np.nan, count
+        found = [torch.from_numpy(np.asarray(part, dtype=np.float64)) for part in parts]
+        pairs = zip(self.scalars, found, strict=True)
+        return Reply({name: partial(torch.clone, part) for name, part in pairs})

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, Vector
+from scaffpd.federation.answers import ClientSelection
 from scaffpd.federation.own_weights import LEAST
-from scaffpd.federation.plans import ClientSelection
 from scaffpd.federation.questions import Vectors
 from scaffpd.secure import SHARE
 from scaffpd.secure.ring import Places, Ring, add
