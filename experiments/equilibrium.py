@@ -7,7 +7,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from scaffpd.objectives import Excess, Objective
+from experiments.excess import Excess
+from scaffpd.objectives import Objective
 from scaffpd.objectives.base import Vector, inner
 
 TURNS = 60

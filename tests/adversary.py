@@ -39,7 +39,6 @@ OBJECTIVES = (
     "Tilted",
     "QFair",
     "Nash",
-    "Excess",
 )
 PATTERNS = ("normal", "equal", "alternating", "huge", "ties", "cancelling", "unlike")
 STORES = ("rows", "personal", "columns")
@@ -148,9 +147,6 @@ def in_ball(L, p, delta):
 
 def support(objective, L):
     """max_{λ∈Λ} ⟨L, λ⟩ − ψ(λ)."""
-    if isinstance(objective, sp.Excess):
-        b = exact(objective.levels(len(L)))
-        return support(objective.objective, [v - w for v, w in zip(L, b, strict=True)])
     p = prior(objective, len(L))
     match objective:
         case sp.Average():
@@ -186,8 +182,6 @@ def support(objective, L):
 
 def penalty(objective, w):
     """ψ(λ)."""
-    if isinstance(objective, sp.Excess):
-        return penalty(objective.objective, w) + fdot(exact(objective.levels(len(w))), w)
     p = prior(objective, len(w))
     match objective:
         case sp.ChiSquare():
@@ -496,8 +490,6 @@ def objective_of(point: Point, losses, random):
             return sp.QFair(float(random.choice([0.5, 1.0, 2.0])), p)
         case "Nash":
             return sp.Nash(losses + float(10 ** random.uniform(-17, 1)) * size, p)
-        case "Excess":
-            return sp.Excess(sp.CVaR(0.6, p), size * random.uniform(-1, 1, n))
     return {"Average": sp.Average, "Agnostic": sp.Agnostic}[point.objective](p)
 
 

@@ -226,15 +226,6 @@ def test_scores(both):
         both.there.evaluate(point(both.there), "tets")
 
 
-@pytest.mark.cover(1)
-def test_own_optima(both):
-    if "Module" in repr(both.here.model):
-        with pytest.raises(InputError, match="own optima"):
-            both.there.optima()
-    else:
-        both.agree(lambda f: f.optima())
-
-
 def test_points_belong_to_those_who_were_asked(runtime, asked):
     federation = asked(runtime, "squared")
     question = None

@@ -52,7 +52,6 @@ def test_personal_models_are_the_same_on_a_gpu(loss, columns):
         results.append(sp.train(sp.fair(sp.CVaR(0.5)), cohort, tol=1e-10))
         sp.train(sp.ScaffPD(sp.CVaR(0.5), local_steps=3, batch_size=8), cohort, rounds=2)
         assert np.all(np.isfinite(cohort.evaluate(results[-1].x, "test").loss))
-        assert np.all(np.isfinite(cohort.optima()))
     np.testing.assert_allclose(results[1].personal, results[0].personal, atol=1e-3)
     assert results[0].status == results[1].status == "converged"
 

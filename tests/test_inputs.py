@@ -275,7 +275,6 @@ OBJECTIVES = {
     "negative ρ": ("number-not-positive", lambda: sp.ChiSquare(rho=-1)),
     "a string for ρ": ("not-a-number", lambda: sp.ChiSquare(rho="0.1")),
     "true for ρ": ("not-a-number", lambda: sp.ChiSquare(rho=True)),
-    "a true offset": ("not-numbers", lambda: sp.Excess(sp.ChiSquare(0.1), True)),
     "a zero among many priors": (
         "prior-not-positive",
         lambda: sp.ChiSquare(0.1, prior=np.arange(1500)[::-1]),

@@ -31,6 +31,7 @@ from scipy.special import expit
 from tables import TABLES, Array, Split
 
 import scaffpd as sp
+from experiments.excess import Excess
 from scaffpd.models import regulariser
 from scaffpd.objectives.base import Objective
 from scaffpd.study.joining import answered, start_of
@@ -80,9 +81,9 @@ def rules(losses: Array, b: Array, v: Array, n: Array) -> Mapping[str, Objective
         "rows": sp.Average(prior=n),
         "clients": sp.Average(),
         **base,
-        **{f"reducible {name}": sp.Excess(goal, b) for name, goal in base.items()},
+        **{f"reducible {name}": Excess(goal, b) for name, goal in base.items()},
         # its excess at the mode is s_i (F_i − b_i)
-        "shrunk": sp.Excess(base["chi2"], losses - s * left),
+        "shrunk": Excess(base["chi2"], losses - s * left),
     }
 
 

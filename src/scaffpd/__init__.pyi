@@ -32,7 +32,6 @@ from scaffpd.objectives import Average as Average
 from scaffpd.objectives import ChiSquare as ChiSquare
 from scaffpd.objectives import ChiSquareBall as ChiSquareBall
 from scaffpd.objectives import CVaR as CVaR
-from scaffpd.objectives import Excess as Excess
 from scaffpd.objectives import Nash as Nash
 from scaffpd.objectives import QFair as QFair
 from scaffpd.objectives import Tilted as Tilted

@@ -11,8 +11,6 @@ def contains(objective, weights, tolerance=1e-9):
     """Return whether λ ∈ Λ up to `tolerance`; Nash's Λ is open."""
     λ = np.asarray(weights, dtype=float)
     p = objective.weights(len(λ))
-    if isinstance(objective, sp.Excess):
-        return contains(objective.objective, λ, tolerance)
     if isinstance(objective, sp.Nash):
         return bool(λ.min() > 0)
     inside = λ.min() >= -tolerance

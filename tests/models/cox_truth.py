@@ -19,7 +19,7 @@ import scaffpd as sp
 from scaffpd.algorithms.minimax import certify, length, shrinkage
 
 exact = hostile.exact
-OBJECTIVES = ("Average", "Agnostic", "ChiSquare", "ChiSquareBall", "CVaR", "Tilted", "Excess")
+OBJECTIVES = ("Average", "Agnostic", "ChiSquare", "ChiSquareBall", "CVaR", "Tilted")
 KINDS = ("usual", "ties", "one event", "no event", "separated", "weights", "entries")
 
 

@@ -82,9 +82,8 @@ def test_clients_counted_by_rows_are_pooled(tmp_path, rows):
     assert found == pytest.approx(pooled, abs=1e-5)
     alike, _ = coefficients(config(table, **asked))
     assert np.abs(alike - pooled).max() > 1e-3
-    for more in ({}, {"offset": "own"}):
-        made = config(table, "ChiSquare", {"count_clients": "rows"}, more, **asked)
-        assert made.counting([160, 80]).goal.prior == pytest.approx([2 / 3, 1 / 3])
+    made = config(table, "ChiSquare", {"count_clients": "rows"}, **asked)
+    assert made.counting([160, 80]).goal.prior == pytest.approx([2 / 3, 1 / 3])
 
 
 def test_counts_with_exposures_have_their_likelihood(tmp_path, rows):

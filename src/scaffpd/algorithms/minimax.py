@@ -243,7 +243,7 @@ def certify(
     if outside > MOST:
         return NOTHING
     dual, floor = _dual(objective, losses, weights, rounding[0])
-    size = float(np.abs(losses).max() + rounding[0].max()) + objective._origin()
+    size = float(np.abs(losses).max() + rounding[0].max())
     # Square quotients: a square alone may underflow.
     mass = float(weights.sum()) if objective.simplex else 1.0
     room = (2 * modulus * mass) ** 0.5

@@ -38,11 +38,7 @@ ALGORITHMS = (
     "Fair",
     *(name for name, home in scaffpd._HOME.items() if home == "scaffpd.algorithms"),
 )
-OBJECTIVES = tuple(
-    name
-    for name, home in scaffpd._HOME.items()
-    if home == "scaffpd.objectives" and name != "Excess"
-)
+OBJECTIVES = tuple(name for name, home in scaffpd._HOME.items() if home == "scaffpd.objectives")
 TABLES: Tables = {
     "data": TableSettings,
     "model": ModelSettings,

@@ -48,7 +48,6 @@ from scaffpd.federation.questions import (
     GradientsAt,
     LocalSteps,
     Losses,
-    Optima,
     ProximalSteps,
     Question,
     Reply,
@@ -300,10 +299,6 @@ class Federation:
             self._everyone.scattered(reply.numbers[name]()) for name in question.scalars
         )
         return ClientScores(self._names, loss, right, count.astype(np.int64))
-
-    def optima(self) -> Vector:
-        """Return min_u f_i(u), which every client solves by itself: one exchange, a scalar up."""
-        return self.ask(Optima()).numbers("lowest")
 
     def own_models(self, x: Tensor | NDArray[np.float64]) -> Tensor | None:
         """Return what `Channel.own` has; nothing is sent."""

@@ -177,9 +177,6 @@ class ClientSide(Protocol):
     ) -> Displacements:
         """Solve the clients' local models at the answered point."""
 
-    def lowest(self) -> Tensor:
-        """Return min_u f_i(u), which every client solves by itself."""
-
     def modes(self, at: Question) -> OwnModes:
         """Solve for the clients' own models, once for as long as the question is in use."""
 
@@ -425,18 +422,6 @@ class Diagonal(Question):
         """Return the diagonals, or their weighted sum."""
         point = clients.point(self.at)
         return Reply({}, {"diagonal": Vectors(point.diagonal, point.diagonals)})
-
-
-@dataclass(frozen=True, eq=False)
-class Optima(Question):
-    """Optima min_u f_i(u), which every client solves by itself."""
-
-    kind = "optima"
-    scalars = ("lowest",)
-
-    def answer(self, clients: ClientSide) -> Reply:
-        """Return one number per client."""
-        return Reply({"lowest": clients.lowest})
 
 
 @dataclass(frozen=True, eq=False)

@@ -365,26 +365,3 @@ def client_modes(oracle: object, at: ModesAt, start: ClientModes | None) -> Clie
             "numbers.",
         )
     return ClientModes(inner, at, start)
-
-
-def lowest(oracle: object) -> Tensor:
-    """Return min_x f_i(x) of every client with a linear model, or min_x F_i(x) of a personal one.
-
-    It is an envelope at zero: min_u ℓ_i(u) + ½ Σ_k γ_k u_k² with γ = l2, and for F_i, where x is
-    free, 1/γ = 1/l2 + n_i/κ.
-    """
-    inner = oracle.inner if isinstance(oracle, PersonalOracle) else oracle
-    linear = PersonalOracle | LinearOracle | CoxOracle
-    ridge = oracle.ridge if isinstance(oracle, linear) else Ridge(0.0)
-    if not isinstance(inner, LinearOracle | CoxOracle) or ridge.least == 0:
-        raise InputError(
-            "own-optima-unknown",
-            "The clients' own optima are known for Linear models with l2 > 0, where every loss has "
-            "a minimum: give offset= as numbers.",
-        )
-    x = inner.start()
-    tie = ridge.times(torch.ones_like(x, dtype=torch.float64)).view(-1, inner.outputs)[:, 0]
-    if isinstance(oracle, PersonalOracle):
-        tie = 1 / (1 / tie + 1 / oracle.anchor.gamma)
-    anchor = Anchor(tie.expand(len(inner.names), -1))
-    return PersonalOracle(inner, Ridge(0.0), anchor).losses(x)

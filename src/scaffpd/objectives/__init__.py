@@ -9,7 +9,6 @@
 | `CVaR(alpha)` | simplex, λ_i ≤ p_i/α | 0 | mean of the worst share α |
 | `Tilted(rho)` | simplex | ρ Σ λ_i log(λ_i/p_i) | ρ log Σ p_i exp(f_i/ρ) |
 | `QFair(q)` | λ ≥ 0 | Σ p_i (q/(q+1)) (λ_i/p_i)^{(q+1)/q} | Σ p_i f_i^{q+1}/(q+1) |
-| `Excess(objective, b)` | that of the objective | ψ(λ) + ⟨b, λ⟩ | the same for f_i − b_i |
 | `Nash(b)` | λ > 0 | Σ λ_i b_i − p_i − p_i log(λ_i/p_i) | −Σ p_i log(b_i − f_i) |
 """
 
@@ -18,7 +17,6 @@ from scaffpd.objectives.base import Objective
 from scaffpd.objectives.chi_square import Agnostic, Average, ChiSquare
 from scaffpd.objectives.chi_square_ball import ChiSquareBall
 from scaffpd.objectives.cvar import CVaR
-from scaffpd.objectives.excess import Excess
 from scaffpd.objectives.nash import Nash
 from scaffpd.objectives.q_fair import QFair
 from scaffpd.objectives.tilted import Tilted
@@ -30,9 +28,7 @@ OBJECTIVES: dict[str, type[Objective]] = {
 
 
 def named(name: str) -> Objective:
-    """Return an objective by its name in any spelling ("cvar", "chi-square"), with its default
-    strength.
-    """
+    """Return an objective by name, in any spelling ("cvar", "chi-square"), of usual strength."""
     kinds = {name.lower(): kind for name, kind in OBJECTIVES.items() if kind is not Nash}
     kind = kinds.get(name.lower().replace("-", "").replace("_", "").replace(" ", ""))
     if kind is None:
@@ -46,7 +42,6 @@ __all__ = [
     "CVaR",
     "ChiSquare",
     "ChiSquareBall",
-    "Excess",
     "Nash",
     "Objective",
     "QFair",

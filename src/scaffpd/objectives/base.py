@@ -21,7 +21,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -102,13 +102,6 @@ class ProxStep:
         scaled = root * Q
         jacobian: Matrix = np.diag(root**2) - scaled.T @ scaled
         return jacobian
-
-
-class SolvesAlone(Protocol):
-    """A `Federation`, whose clients can solve their own problems."""
-
-    def optima(self) -> Vector:
-        """Return min_u f_i(u) of every client."""
 
 
 class Objective(ABC):
@@ -235,10 +228,6 @@ class Objective(ABC):
         """
         return 0.0
 
-    def _origin(self) -> float:
-        """Bound how far below zero the losses in the objective may be."""
-        return 0.0
-
     # Where ψ and Λ separate by clients, ψ(λ) = Σ ψ_i(λ_i) and 0 ≤ λ_i ≤ κ_i (and Σ λ_i = 1 on the
     # simplex), a client knows its own weight from its own loss: federation/own_weights.py.
 
@@ -270,10 +259,6 @@ class Objective(ABC):
     def curvature(self, weights: ArrayLike) -> float:
         """Return the smallest curvature of ψ at λ itself (at least `strong_convexity`)."""
         return self.strong_convexity(len(np.asarray(weights)))
-
-    def settled(self, federation: SolvesAlone) -> Objective:
-        """Return the objective with all its numbers, which `train` may have to ask clients for."""
-        return self
 
     def start(self, losses: ArrayLike) -> Vector:
         """Return λ⁰ for the first losses of a run: the prior, unless Λ is not the simplex."""

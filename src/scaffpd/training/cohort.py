@@ -30,7 +30,7 @@ from scaffpd.federation import (
 from scaffpd.federation.modes import ModesAt
 from scaffpd.federation.questions import Displacements, EvaluatedPoint, GradientsAt, Question, Reply
 from scaffpd.models.arrays import read_features, read_labels
-from scaffpd.models.envelopes import client_modes, lowest, proximal_steps
+from scaffpd.models.envelopes import client_modes, proximal_steps
 from scaffpd.models.modes import ClientModes
 from scaffpd.models.module import Module
 from scaffpd.models.oracle import ClientData, Oracle
@@ -307,10 +307,6 @@ class AnsweringClients(NamedTuple):
     ) -> Displacements:
         """Solve the local models at an answered point."""
         return proximal_steps(self.point(at), correction, plan)
-
-    def lowest(self) -> Tensor:
-        """Return min_u f_i(u), which every client solves by itself."""
-        return lowest(self.oracle)
 
     def scores(self, x: Tensor, split: str) -> tuple[Vector, Vector, NDArray[np.int64]]:
         """Return loss, accuracy and number of samples."""

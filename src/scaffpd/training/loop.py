@@ -20,7 +20,6 @@ from scaffpd.algorithms.base import RunState
 from scaffpd.errors import InputError, count, positive
 from scaffpd.federation import Federation, PrivacyAccount, Spent, Traffic, Vector
 from scaffpd.models.execution import limit_threads
-from scaffpd.objectives.base import Objective
 from scaffpd.training.history import MANY, Checkpoint, History
 from scaffpd.training.progress import Progress
 
@@ -172,12 +171,6 @@ def train(
     # All that touches data belongs inside: a method is chosen by the losses' constants, and their
     # small eigenproblems take several times longer on two threads than on one.
     with limit_threads(federation.channel.work):
-        objective = getattr(algorithm, "objective", None)
-        if isinstance(objective, Objective):
-            # objectives may have numbers that only the clients know, such as their own optima
-            settled = objective.settled(federation)
-            if settled is not objective:
-                algorithm = replace(algorithm, objective=settled)  # type: ignore[type-var]
         run = _TrainingRun(algorithm, federation, seed, keeper, whole)
         run.begin(_start(federation, x0), x0)
         reason = run.method.uncertified(run.state)

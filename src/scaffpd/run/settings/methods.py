@@ -21,7 +21,7 @@ import scaffpd.algorithms.steps as steps
 from scaffpd.algorithms import ALGORITHMS, Algorithm
 from scaffpd.errors import InputError, unknown
 from scaffpd.fields import Json
-from scaffpd.objectives import OBJECTIVES, Excess, Objective
+from scaffpd.objectives import OBJECTIVES, Objective
 
 log = logging.getLogger("scaffpd.settings")
 Made = TypeVar("Made")
@@ -136,14 +136,10 @@ def changed(method: Any, **values: object) -> Algorithm:
 def objective_of(given: Mapping[str, object], file: Path) -> Objective:
     """Make the objective of [objective]."""
     values = dict(given)
-    offset = values.pop("offset", None)
     kind = objective_kind(
         values.pop("kind", None), file.parent, f"objective.kind in {file.name!r},"
     )
-    made = called(kind, "objective", values, file)
-    if offset is None:
-        return made
-    return called(Excess, "objective", {"objective": made, "offset": offset}, file)
+    return called(kind, "objective", values, file)
 
 
 def with_usual(objective: Json | None, file: Path) -> Json | None:

@@ -15,7 +15,7 @@ from scaffpd.algorithms import Algorithm, Fair
 from scaffpd.data.tabular.settings import TableSettings
 from scaffpd.errors import InputError
 from scaffpd.fields import Json, SettingsTable, read_toml, validated
-from scaffpd.objectives import Excess, Objective
+from scaffpd.objectives import Objective
 from scaffpd.privacy import LOCAL_STEPS, RADIUS, ROUNDS
 from scaffpd.run.settings.methods import algorithm_kind, algorithm_of, changed, kind_of, with_usual
 from scaffpd.run.settings.tables import (
@@ -163,17 +163,13 @@ class RunConfig(SettingsTable):
         """Return the same run whose objective counts clients by their sizes, if that is asked."""
         if self.training.count_clients == "alike" or self.goal is None:
             return self
-        inner = self.goal.objective if isinstance(self.goal, Excess) else self.goal
-        if "prior" not in inner.arguments():
+        if "prior" not in self.goal.arguments():
             raise InputError(
                 "objective-without-prior",
-                f"{type(inner).__name__} does not weight clients: leave out --count-clients.",
+                f"{type(self.goal).__name__} does not weight clients: leave out --count-clients.",
             )
-        goal: Objective = inner.with_arguments(prior=sizes)
-        if isinstance(self.goal, Excess):
-            goal = self.goal.with_arguments(objective=goal)
         made = self.model_copy()
-        made._method = changed(self._method, objective=goal)
+        made._method = changed(self._method, objective=self.goal.with_arguments(prior=sizes))
         return made
 
     def with_tol(self, tol: float) -> RunConfig:

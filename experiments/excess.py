@@ -7,21 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from scaffpd.errors import InputError
 from scaffpd.objectives.base import (
-    LARGEST,
     Objective,
     ProxStep,
     Scale,
-    SolvesAlone,
     Vector,
     above,
-    finite_vector,
     inner,
     roundings,
 )
-
-OWN = "own"
 
 
 class Excess(Objective):
@@ -29,31 +23,18 @@ class Excess(Objective):
 
     A loss has a part that no model removes, such as the noise of labels. By raw losses, the
     noisiest client gets the weight; by the excess over its own optimum, the client that a common
-    model serves worst gets it. `Excess(Agnostic(), "own")` is minimax regret (Agarwal and Zhang
-    2022, "Minimax regret optimization for robust machine learning under distribution shift"; Mo, Xu
-    and Xue 2024).
+    model serves worst gets it. With these optima and `Agnostic()` it is minimax regret (Agarwal and
+    Zhang 2022, "Minimax regret optimization for robust machine learning under distribution shift";
+    Mo, Xu and Xue 2024).
 
     Args:
         objective: (Λ, ψ), such as `CVaR(0.2)`.
-        offset: b, one number per client or one for all; or "own", each client's own optimum min_u
-            f_i(u), which the clients compute when `train` begins (N numbers go up).
+        offset: b, one number per client or one for all.
     """
 
-    def __init__(self, objective: Objective, offset: float | ArrayLike | str) -> None:
-        if not isinstance(objective, Objective) or isinstance(objective, Excess):
-            raise InputError(
-                "not-an-objective",
-                f"Excess needs an objective such as CVaR(0.2), got {objective!r}.",
-            )
+    def __init__(self, objective: Objective, offset: float | ArrayLike) -> None:
         self.objective = objective
-        self.offset = offset
-        if not isinstance(offset, str):
-            levels = np.atleast_1d(np.asarray(offset))
-            self.offset = finite_vector("Excess", "offset", levels, LARGEST)
-        elif offset != OWN:
-            raise InputError(
-                "offset-not-numbers", f"Excess needs numbers in offset, or 'own', got {offset!r}."
-            )
+        self.offset = np.atleast_1d(np.asarray(offset, dtype=np.float64))
 
     @property
     def simplex(self) -> bool:  # type: ignore[override]
@@ -65,27 +46,9 @@ class Excess(Objective):
         """Same as the wrapped objective."""
         return self.objective.prior
 
-    def settled(self, federation: SolvesAlone) -> Excess:
-        """Return the objective with numbers; ask clients for their own optima if that is b."""
-        if not isinstance(self.offset, str):
-            return self
-        return Excess(self.objective, federation.optima())
-
     def levels(self, n: int) -> Vector:
         """Return b for `n` clients."""
-        if isinstance(self.offset, str):
-            raise InputError(
-                "offset-not-settled",
-                f"offset={self.offset!r} has no numbers before `train` has asked the clients for "
-                "them.",
-            )
-        b = np.asarray(self.offset)
-        if len(b) not in (1, n):
-            raise InputError(
-                "offset-length",
-                f"Excess has an offset for {len(b)} clients, but there are {n}.",
-            )
-        return np.broadcast_to(b, n)
+        return np.broadcast_to(self.offset, n)
 
     def weights(self, n: int) -> Vector:
         """Return the prior p for `n` clients."""
@@ -122,10 +85,6 @@ class Excess(Objective):
 
     def _stretch(self, weights: Vector) -> float:
         return self.objective._stretch(weights)
-
-    def _origin(self) -> float:
-        levels = self.levels(np.size(self.offset))
-        return self.objective._origin() + 2.0 * float(np.abs(levels).max())
 
     def largest(self, n: int) -> float:
         """Same as the wrapped objective."""
