@@ -39,11 +39,7 @@ from scaffpd.objectives.base import Objective
 
 @dataclass(frozen=True, kw_only=True)
 class DualState(ServerState):
-    """Adds the dual step.
-
-    Attributes:
-        dual_rate: γ.
-    """
+    """Adds γ of the dual step."""
 
     dual_rate: float
 

@@ -99,17 +99,14 @@ class Algorithm(Generic[S]):
     What the rest of the package has to know about an algorithm are class attributes.
 
     Attributes:
-        published: its name in tables and for `compare`; empty for one that `compare` leaves out
-            unless it is asked for.
+        published: its name in tables and for `compare`, which leaves out those without one.
         questions: what it asks of clients, such as `{GRADIENTS, UPDATES}`; silos answer no other.
         needs: what it needs of a federation besides, such as `{CONVEX, VECTORS}`.
-        asks_losses: whether it asks for all the losses that it needs, so that it runs where clients
-            release no scores.
+        asks_losses: whether it asks for all losses that it needs, and runs without scores.
         proves: whether it can certify its result.
         knobs: rates that `compare` may tune; `automatic` has those that are left out.
         strengths: settings that say how fair the result is, which `compare` may tune as well.
-        tolerance: by how much of its size a point may differ between processors, where several
-            silos run the method together.
+        tolerance: by what share of its size a point may differ between the processors of silos.
     """
 
     published: ClassVar[str] = ""
@@ -145,10 +142,7 @@ class Algorithm(Generic[S]):
         return state
 
     def follow(self, federation: Federation, before: RunState, seed: int = 0) -> S | None:
-        """Return the first state of a run that goes on from another run's last one.
-
-        `None` starts from its x alone.
-        """
+        """Return the first state of a run that goes on from another's last; `None`: from its x."""
         return None
 
     def stalled(self, state: S) -> bool:
@@ -168,10 +162,7 @@ class Algorithm(Generic[S]):
         return {}
 
     def releases(self, rounds: int) -> ReleaseCounts:
-        """Return the most that a client releases in so many rounds.
-
-        The noise of private runs is solved from it.
-        """
+        """Return the most that a client releases in so many rounds, for private runs."""
         raise InputError(
             "releases-unknown",
             f"How often {type(self).__name__} asks a client is not known beforehand: give Private "
@@ -188,10 +179,7 @@ class Algorithm(Generic[S]):
     def usual(
         cls, objective: Objective, local_steps: int, batch_size: int | None
     ) -> dict[str, Self]:
-        """Return what `compare` runs, by label: the algorithm with the settings that it takes.
-
-        One that minimises an objective of its own keeps it, as published.
-        """
+        """Return what `compare` runs, by label: the algorithm with the settings that it takes."""
         takes: dict[str, Any] = {"local_steps": local_steps, "batch_size": batch_size}
         known = inspect.signature(cls).parameters
         given = {name: value for name, value in takes.items() if name in known}
@@ -201,22 +189,14 @@ class Algorithm(Generic[S]):
 
 @dataclass(frozen=True, kw_only=True)
 class ServerState(RunState):
-    """Adds the rate of local steps.
-
-    Attributes:
-        local_rate: η_ℓ, given or automatic.
-    """
+    """Adds η_ℓ of local steps, given or automatic."""
 
     local_rate: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class AveragingState(ServerState):
-    """Adds what clients count for.
-
-    Attributes:
-        prior: p_i.
-    """
+    """Adds p_i, what clients count for."""
 
     prior: Vector
 
@@ -263,10 +243,7 @@ class LocalMethod(Algorithm[Local], Generic[Local]):
         return self._safe_rate(federation)
 
     def _safe_rate(self, federation: Federation) -> float:
-        """Return 1/max_i L_i.
-
-        It is one rate for all: clients with rates of their own would not minimise the common loss.
-        """
+        """Return 1/max_i L_i: with rates of their own, clients would not minimise the mean."""
         return 1 / steepest(federation.constants().expected_smoothness(self.batch_size))
 
 

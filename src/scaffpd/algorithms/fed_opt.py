@@ -34,12 +34,7 @@ OPTIMIZERS = ("momentum", "adagrad", "adam", "yogi")
 
 @dataclass(frozen=True, kw_only=True)
 class FedOptState(AveragingState):
-    """Adds what the server's optimiser remembers.
-
-    Attributes:
-        momentum: m.
-        second: v.
-    """
+    """Adds m and v, what the server's optimiser remembers."""
 
     momentum: Tensor
     second: Tensor

@@ -191,7 +191,7 @@ def nearest(objective: Objective, weights: Vector, losses: Vector) -> Vector:
 def dual_step(objective: Objective, s: Vector, weights: Vector, rate: float) -> Vector:
     """Return prox_σ(s, λ), or λ itself where the losses are about to end the run."""
     sane = bool(np.all(np.abs(s) < LARGEST / 4))
-    return objective.prox(s, weights, rate) if sane else weights
+    return objective._prox(s, weights, rate) if sane else weights
 
 
 @dataclass(frozen=True)

@@ -38,12 +38,7 @@ UNKNOWN_CONDITION = 10  # local steps where κ is not known: no strong convexity
 
 @dataclass(frozen=True, kw_only=True)
 class ProxSkipState(ServerState):
-    """Adds the clients' shifts.
-
-    Attributes:
-        expected_steps: 1/p.
-        shifts: h_i.
-    """
+    """Adds 1/p and the clients' h_i."""
 
     expected_steps: int
     shifts: Memory

@@ -28,12 +28,7 @@ from scaffpd.federation import Federation, Memory
 
 @dataclass(frozen=True, kw_only=True)
 class ScaffoldState(AveragingState):
-    """Adds the control variates.
-
-    Attributes:
-        variate: c, the server's.
-        variates: c_i, the clients'.
-    """
+    """Adds the control variates: c, the server's, and c_i, the clients'."""
 
     variate: Tensor
     variates: Memory

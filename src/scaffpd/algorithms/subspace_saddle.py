@@ -38,10 +38,9 @@ from scaffpd.algorithms.base import (
     GRADIENTS,
     PROXIMAL,
     SLOPES,
-    RunState,
     steepest,
 )
-from scaffpd.algorithms.minimax import AnsweredState, MinimaxMethod, asked_again, nearest
+from scaffpd.algorithms.minimax import AnsweredState, MinimaxMethod, asked_again
 from scaffpd.algorithms.saddle import Saddle, solve_saddle
 from scaffpd.algorithms.subspace import SubspaceModel, orthonormal
 from scaffpd.errors import InputError, count
@@ -199,30 +198,8 @@ class SubspaceSaddle(MinimaxMethod[SubspaceSaddleState]):
         )
         return self._certified(state, at, state.direction)
 
-    def follow(
-        self, federation: Federation, before: RunState, seed: int = 0
-    ) -> SubspaceSaddleState | None:
-        """Begin with what a run for another objective has learnt: x, λ, V and β.
-
-        λ⁰ is the point of Λ that is nearest to the λ of that run, for objectives on the simplex.
-        """
-        if type(before) is not SubspaceSaddleState:
-            return None
-        state = self.init(federation, seed, before.x)
-        weights = nearest(self.objective, before.weights, state.losses)
-        state = replace(
-            state,
-            weights=weights,
-            direction=state.at.sum(weights),
-            columns=before.columns,
-            pull=before.pull,
-            scale=before.scale,
-            moving=before.moving,
-        )
-        return self._certified(state, state.at, state.direction)
-
     def resume(self, federation: Federation, state: SubspaceSaddleState) -> SubspaceSaddleState:
-        """Ask the clients again: their answers at x, and around it after a rejected step."""
+        """Ask the clients again at x, and around it after a rejected step."""
         state = asked_again(federation, state)
         return state if state.accepted else replace(state, around=self._look(federation, state))
 

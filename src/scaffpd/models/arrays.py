@@ -1,4 +1,4 @@
-"""Reading of the clients' arrays: finite numbers, as many labels as samples, refused by name."""
+"""The clients' arrays: finite numbers, as many labels as samples, or a refusal by name."""
 
 from __future__ import annotations
 
@@ -84,7 +84,8 @@ def _numbers(name: str, what: str, x: object) -> Array:
             "not-numbers",
             f"Client {name!r} has {what} that are not numbers{example}: encode them first.",
         )
-    return raw.astype(np.float64) if raw.dtype.itemsize > 8 else raw
+    kind = np.float64 if raw.dtype.itemsize > 8 else raw.dtype.newbyteorder("=")
+    return raw.astype(kind, copy=False)  # torch has neither wider nor swapped numbers
 
 
 def _array(name: str, what: str, x: object) -> Array:

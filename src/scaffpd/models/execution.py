@@ -1,8 +1,7 @@
 """How work runs: one piece per core, and on a GPU loops that are recorded once.
 
-PyTorch synchronises all cores after every operation. If an operation takes a few microseconds that
-takes longer than the work, so `parallel_map` gives each core its own work, with PyTorch on a single
-thread.
+PyTorch synchronises all cores after every operation, which takes longer than an operation of
+microseconds. So `parallel_map` gives each core its own work, with PyTorch on a single thread.
 """
 
 from __future__ import annotations

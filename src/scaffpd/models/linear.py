@@ -235,7 +235,7 @@ class Linear:
     def predict(
         self, x: NDArray[np.float64] | Tensor, rows: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Return the expected value of every row: ⟨a_j, x⟩, also for "cox", or a count's mean."""
+        """Return the expectation of every row, a count's mean; for "cox" ⟨a_j, x⟩."""
         if self.loss == COX:
             return self.outputs(x, rows)[:, 0]
         return loss_named(self.loss).mean(self.outputs(x, rows)[:, 0])
@@ -284,7 +284,7 @@ def each_of(value: float | Sequence[float] | str) -> Sequence[float]:
 def fitted(
     owner: str, name: str, value: float | Sequence[float], width: int, intercept: bool
 ) -> list[float]:
-    """Return a strength for each of `width` features, the intercept among them."""
+    """Return a strength for each of `width` features, the intercept included."""
     each = each_of(value)
     if not isinstance(value, Sequence):
         return [float(value)] * width
@@ -314,12 +314,6 @@ def stack(
     width = features[0].shape[1]
     A = torch.empty(sum(map(len, features)), width + intercept, dtype=dtype, device=device)
     A[:, width:] = 1
-    if device.type == "cpu":
-        np.concatenate(features, out=A.numpy()[:, :width], casting="unsafe")
-        return A
-    start = 0
-    for x in features:  # one client's copy at a time is in main memory
-        own = torch.from_numpy(np.array(x, dtype=np.dtype(str(dtype).removeprefix("torch."))))
-        A[start : start + len(x), :width] = own
-        start += len(x)
+    for part, x in zip(torch.split(A, [len(x) for x in features]), features, strict=True):
+        part[:, :width].copy_(torch.from_numpy(np.require(x, requirements=["C", "W"])))
     return A

@@ -1,8 +1,7 @@
 r"""`Module`: any `torch.nn.Module`, f_i(x) = mean loss with parameters x at client i + (l2/2)‖x‖².
 
 Gradients come from autograd, for many clients at once (`network.py`, `network_oracle.py`). The loss
-need not be convex in x: then there is no certificate. This file has the user's description of a
-network, its checks, and its binding to the clients' rows.
+need not be convex in x: then there is no certificate.
 """
 
 from __future__ import annotations
@@ -183,10 +182,7 @@ def _refuse_random_or_stateful(name: str, part: nn.Module) -> None:
 
 
 def _stacked(arrays: list[Array], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Copy all clients' rows into one tensor: floats in the network's type, whole numbers as given.
-
-    Embeddings need whole numbers, and bytes are a quarter of single precision.
-    """
+    """Stack all clients' rows: floats in the network's type, whole numbers as given."""
     floats = any(a.dtype.kind == "f" for a in arrays)
     common = np.result_type(*{a.dtype for a in arrays})
     kind = dtype if floats else torch.from_numpy(np.empty(0, dtype=common)).dtype

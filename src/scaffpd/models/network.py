@@ -29,10 +29,9 @@ LOCK = threading.Lock()
 
 
 class SeededDropout(nn.Module):
-    """Dropout of entries, or of whole channels, by a seed of the client and the step.
+    """Dropout of entries, or whole channels, by a seed of the client and the step.
 
-    So a client's masks do not depend on who is computed beside it, nor on how often anything else
-    was drawn.
+    A client's masks do not depend on who is computed beside it.
     """
 
     def __init__(self, p: float, whole: bool, layer: int) -> None:

@@ -36,11 +36,9 @@ DROPOUT = 3  # stream of a round's random numbers
 
 
 class StackedRows:
-    """Samples of all clients in one stack; selecting clients does not copy it.
+    """Samples of all clients in one stack, X and y, (M, …); selecting clients does not copy it.
 
     Args:
-        X: (M, …).
-        y: (M, …).
         sizes: number of rows of every client.
         starts: first row of every client; one client after the other, if not given.
     """
@@ -110,17 +108,7 @@ class StepInputs(NamedTuple):
 
 
 class ModuleOracle:
-    """N clients that share a network's architecture.
-
-    Args:
-        function: the network and its loss.
-        l2: the regulariser.
-        correct: marks correctly classified samples.
-        rows: the clients' samples.
-        names: the clients.
-        momentum: β of local steps.
-        clip: upper bound on ‖g_i(u)‖ in local steps; `None` for none.
-    """
+    """N clients that share a network's architecture; momentum and clip are those of `Module`."""
 
     most_rows: float | None = None
 

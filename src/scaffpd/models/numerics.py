@@ -78,8 +78,7 @@ def triangle_of(B: Tensor) -> tuple[Tensor, Tensor]:
     """Return R with RᵀR = BᵀB of n matrices, and η with |BᵀB − RᵀR|_jk ≤ η ‖b_j‖‖b_k‖.
 
     R is the Cholesky factor of BᵀB if its columns are clearly independent, and else comes from
-    Householder's method, which takes five times as long. The bound is computed, not assumed: RᵀR is
-    compared with BᵀB.
+    Householder's method, which takes five times as long. The bound compares RᵀR with BᵀB.
     """
     B = B.double()
     G, additions = gram(B)

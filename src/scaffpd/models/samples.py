@@ -84,7 +84,7 @@ class PaddedBlock:
 
 
 class Ragged:
-    """Layout of N clients' rows in one stack."""
+    """Where N clients' rows are in one stack."""
 
     def __init__(self, sizes: list[int], device: torch.device, dtype: torch.dtype) -> None:
         self.lengths = list(sizes)

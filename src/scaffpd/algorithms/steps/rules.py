@@ -37,7 +37,6 @@ while the primal step gains about g_x = ⟨c, d⟩/2. γ moves to balance the tw
 over rounds, so that ê tends to E⟨c, d⟩ / E⟨d, H d⟩: the step decays as noise dominates. Then steps
 need not descend, only not leap, and σ = γ does not change.
 
-*Networks.* Losses that are not convex have their own rules, in `nonconvex.py`.
 """
 
 from __future__ import annotations
@@ -98,9 +97,8 @@ class Rates:
         tau: the paper's τ, if `step` is `None`.
         local_rate: η_ℓ; `None` lets each client take `local_scale`/L_i.
         local_scale: see `local_rate`.
-        correction: correction of local steps: "gradients" c_i = ∇f_i(x) as in the paper,
-            "variates" that clients update from their local steps (SCAFFOLD's option II), or
-            "none", FedAvg's.
+        correction: of local steps: "gradients" c_i = ∇f_i(x) as in the paper, "variates" that
+            clients update from their steps (SCAFFOLD's option II), or "none" as in FedAvg.
     """
 
     sigma: float
@@ -315,8 +313,7 @@ class Auto:
     def _accepted(
         self, state: AutoState, trial: Trial, value: float, change: Vector, ideal: float
     ) -> AutoState:
-        # The step's squared length in the metric of D: the predicted one, or that from curvature if
-        # it is larger.
+        # The step's squared length in the metric of D: predicted, or, if larger, from curvature.
         energy = max(state.step * trial.slope, 2 * state.b * state.step**2)
         seen = float(change @ change) / (state.step * energy) if energy > 0 else 0.0
         coupling = max(seen, 0.9 * state.coupling)
