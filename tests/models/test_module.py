@@ -205,3 +205,13 @@ def test_a_network_is_a_model_as_it_is():
         for model in (network, sp.Module(network))
     ]
     np.testing.assert_array_equal(*answers)
+
+
+@pytest.mark.parametrize("model", [sp.Linear(), sp.Module(nn.Linear(3, 1).double(), "squared")])
+def test_bytes_in_any_order_are_the_same_numbers(model):
+    X = np.arange(12.0).reshape(4, 3)
+    losses = []
+    for kind in ("<f8", ">f8"):
+        cohort = sp.Cohort([(X.astype(kind), np.arange(4.0).astype(kind))], model)
+        losses.append(cohort.losses(cohort.start() + 1))
+    np.testing.assert_array_equal(*losses)
