@@ -332,8 +332,6 @@ TRAINING = {
     "an objective for an algorithm": ("not-an-algorithm", lambda: train(sp.ChiSquare(0.1))),
     "no federation": ("not-a-federation", lambda: train(federation=[(X, Y)])),
     "a federation's class": ("not-a-federation", lambda: train(federation=sp.Cohort)),
-    "callbacks": ("callbacks-not-callable", lambda: train(callbacks=[3])),
-    "a bare callback": ("callbacks-not-callable", lambda: train(callbacks=print)),
     "tol without convexity": (
         "tol-without-certificate",
         lambda: train(federation=flat(), tol=1e-3),

@@ -117,22 +117,17 @@ def test_commands_take_it(own, tmp_path):
     assert f'kind = "{ALGORITHM}"' in config
     (tmp_path / "again.toml").write_text(config.replace('folder = "."', 'folder = "second"'))
     command("train", "again.toml", "--no-report", "--fresh")
-    (tmp_path / "ready.toml").write_text(
-        '[data]\nsource = "hospitals"\n[algorithm]\nkind = "own_algorithm:READY"\n'
-        "[training]\nrounds = 2\ntol = 0\nsplits = 0\n"
-    )
-    command("train", "ready.toml", "--no-report", "--out", "ready")
 
 
 def test_a_config_that_loads_somebody_elses_code_says_so(own, tmp_path, caplog):
     sys.modules.pop("own_algorithm")
     (tmp_path / "theirs.toml").write_text(
-        '[data]\nsource = "hospitals"\n[algorithm]\nkind = "own_algorithm:READY"\n'
+        '[data]\nsource = "hospitals"\n[algorithm]\nkind = "own_algorithm:Alternating"\n'
         "[training]\nrounds = 1\ntol = 0\nsplits = 0\n"
     )
     command("train", "theirs.toml", "--no-report", "--out", "theirs")
     said = [line for line in caplog.messages if "not the package's own" in line]
-    assert said == ["This runs code that is not the package's own: own_algorithm:READY"]
+    assert said == ["This runs code that is not the package's own: own_algorithm:Alternating"]
 
 
 def test_what_is_no_algorithm_is_refused(own):
@@ -143,6 +138,3 @@ def test_what_is_no_algorithm_is_refused(own):
         ("Alternating", "'Alternating'"),
     ):
         assert sentence in refused("train", "hospitals", "--algorithm", kind, "--quiet")
-    assert "takes no further settings" in refused(
-        "train", "hospitals", "--algorithm", "own_algorithm:READY", "--objective", "CVaR"
-    )

@@ -78,8 +78,8 @@ def dirichlet(
     )
 
 
-def checked_seed(owner: str, seed: int) -> int:
-    """Return a seed as an int, or refuse it unless it is a whole number of at least zero."""
+def generator(owner: str, seed: int) -> np.random.Generator:
+    """Return a generator of random numbers that the seed, a whole number from zero on, fixes."""
     if (
         isinstance(seed, (bool, np.bool_))
         or not hasattr(seed, "__index__")
@@ -89,12 +89,7 @@ def checked_seed(owner: str, seed: int) -> int:
         raise InputError(
             "seed-out-of-range", f"{owner} needs a whole number seed >= 0, got {seed!r}."
         )
-    return int(seed)
-
-
-def generator(owner: str, seed: int) -> np.random.Generator:
-    """Return a generator of random numbers that the seed fixes."""
-    return np.random.default_rng(checked_seed(owner, seed))
+    return np.random.default_rng(int(seed))
 
 
 Matrix = NDArray[np.float64]

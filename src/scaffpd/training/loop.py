@@ -160,7 +160,7 @@ def train(
             up to 10,000 clients; beyond, the history has those of the start and of the end, and
             losses that a method does not need itself are looked up there alone.
     """
-    _check(algorithm, federation, rounds, tol, seed, callbacks)
+    _check(algorithm, federation, rounds, tol, seed)
     keeper = Checkpoint(checkpoint) if isinstance(checkpoint, (str, os.PathLike)) else checkpoint
     if keeper is not None and not isinstance(keeper, Checkpoint):
         raise InputError(
@@ -430,7 +430,6 @@ def _check(
     rounds: int,
     tol: float | None,
     seed: object,
-    callbacks: object,
 ) -> None:
     if not isinstance(algorithm, Algorithm):
         raise InputError(
@@ -449,11 +448,6 @@ def _check(
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
         raise InputError(
             "seed-out-of-range", f"train needs a whole number seed >= 0, got {seed!r}."
-        )
-    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
-        raise InputError(
-            "callbacks-not-callable",
-            f"train needs a list of functions for callbacks, got {callbacks!r}.",
         )
 
 

@@ -74,13 +74,6 @@ class FeatureTable:
         """The number of features before encoding."""
         return len(self.columns) if self.block is None else self.block.shape[1]
 
-    @property
-    def nbytes(self) -> int:
-        """Memory taken."""
-        return sum(c.values.nbytes for c in self.columns) + (
-            0 if self.block is None else self.block.nbytes
-        )
-
     def take(self, rows: Mask) -> FeatureTable:
         """Return some of the rows."""
         columns = tuple(c.take(rows) for c in self.columns)

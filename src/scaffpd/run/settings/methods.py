@@ -36,14 +36,12 @@ def kind_of(algorithm: Algorithm) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def algorithm_kind(
-    kind: object, folder: Path, what: str = "algorithm"
-) -> type[Algorithm] | Algorithm:
-    """Return one of our classes by its name, or the user's own class or object."""
+def algorithm_kind(kind: object, folder: Path, what: str = "algorithm") -> type[Algorithm]:
+    """Return one of our classes by its name, or the user's own class."""
     if not isinstance(kind, str) or ":" not in kind:
         return _known(kind, what, ALGORITHMS)
     found = _imported(kind, folder)
-    if isinstance(found, Algorithm) or (isinstance(found, type) and issubclass(found, Algorithm)):
+    if isinstance(found, type) and issubclass(found, Algorithm):
         return found
     raise _no_class(kind, Algorithm, found)
 
@@ -96,14 +94,6 @@ def algorithm_of(
     values = dict(given)
     kind = values.pop("kind", "Fair")
     chosen = algorithm_kind(kind, file.parent, f"algorithm.kind in {file.name!r},")
-    if isinstance(chosen, Algorithm):
-        if values or objective is not None:
-            raise InputError(
-                "algorithm-complete",
-                f"{kind} takes no further settings: leave out [objective] and the other keys "
-                "of [algorithm].",
-            )
-        return chosen
     given_rule = values.get("steps")
     if isinstance(given_rule, dict):
         rule = dict(given_rule)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +60,6 @@ class Setup:
         more = {name: np.asarray(values[name]).tolist() for name in ("mean", "deviation")}
         return {name: part for name, part in (values | more).items() if part or name != "privacy"}
 
-    @cached_property
-    def digest(self) -> str:
-        """Digest that names this agreement on both sides."""
-        return hashlib.sha256(json.dumps(self.values(), sort_keys=True).encode()).hexdigest()[:32]
-
     @classmethod
     def of(cls, values: object) -> Setup:
         """Read what `values` returned."""
@@ -96,11 +89,6 @@ class Setup:
             name: value for name, value in {**self.model, **changes}.items() if value is not None
         }
         return replace(self, model=model)
-
-    @cached_property
-    def columns(self) -> str:
-        """Digest of the agreement without l2 and κ: it names what a silo answers about."""
-        return self.with_model(l2=None, strength=None).digest
 
 
 SHAPE = ("loss", "l2", "intercept", "classes", "entry")

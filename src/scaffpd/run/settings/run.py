@@ -117,7 +117,7 @@ class RunConfig(SettingsTable):
         asked = (options or {}).get("algorithm.kind", f"algorithm.kind in {file.name!r},")
         chosen = algorithm_kind(algorithm.get("kind", "Fair"), file.parent, asked)
         objective = found.objective
-        if objective is None and isinstance(chosen, type) and chosen.needs_objective():
+        if objective is None and chosen.needs_objective():
             objective = {"kind": OBJECTIVE}
         complete = with_usual(objective, file)
         made = found.model_copy(
