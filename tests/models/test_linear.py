@@ -217,7 +217,8 @@ def test_the_first_step_is_the_correction_and_a_zero_correction_stays():
     c = torch.randn(len(x), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     weights = np.ones(len(clients))
     one = cohort.local_updates(tensor(x), at, c, LocalPlan(1, rate=0.25)).sum(weights)
-    torch.testing.assert_close(one, 0.25 * len(clients) * c, rtol=1e-14, atol=0)
+    # gradients that are computed twice may differ in their last digit, of the size of the largest
+    assert relative(one, 0.25 * len(clients) * c) < 1e-13
     still = cohort.local_updates(tensor(x), at, torch.zeros_like(c), LocalPlan(50)).sum(weights)
     assert torch.equal(still, torch.zeros_like(c))
 
