@@ -143,7 +143,7 @@ class Wire:
     """Bytes on the connections to a port, both ways, as the kernel counts them."""
 
     def __init__(self, port: int, kit: Path) -> None:
-        self.own = f"{kit.resolve()}:"
+        self.own = str(kit.resolve())
         self.port, self.seen, self.stop, self.silos = port, {}, threading.Event(), {}
         self.thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -168,7 +168,7 @@ class Wire:
                 mark = psutil.Process(pid).environ().get(MARK, "")
             except psutil.Error:
                 return False
-            self.silos[pid] = not mark.startswith(self.own)
+            self.silos[pid] = mark != self.own
         return self.silos[pid]
 
     def __enter__(self) -> Wire:

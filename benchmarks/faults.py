@@ -1,6 +1,7 @@
 """What happens when a part of a deployed federation is lost: every fault, by the documented path.
 
-    python benchmarks/faults.py [FAULT ...] [--times 3] [--noise | --both] [--jobs 12] [--write]
+    python benchmarks/faults.py [FAULT ...] [--times 3] [--noise | --both] [--jobs 12]
+                                [--seconds 540] [--write]
 
 Four hospitals are provisioned; server and silos are the processes of `deploy run` and `silo start`.
 A fault is injected once the run has made some rounds. A run that does not end by itself is
@@ -20,11 +21,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -77,16 +80,30 @@ if kind == "withhold" and "runner_process" in " ".join(sys.orig_argv):
 """
 
 
+def slow_hospitals(folder: Path) -> tuple[Path, dict[str, Path]]:
+    """Write four hospitals whose run takes enough rounds to be disturbed."""
+    path, places = write_hospitals(folder)
+    text = path.read_text()
+    for old, new in SLOWLY.items():
+        text = text.replace(old, new)
+    path.write_text(text)
+    return path, places
+
+
 class Parts:
     """A provisioned federation and its processes, each started by the command of the docs."""
 
-    def __init__(self, folder: Path, noise: bool = False, port: int = 0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        noise: bool = False,
+        port: int = 0,
+        write: Callable[[Path], tuple[Path, dict[str, Path]]] = slow_hospitals,
+    ) -> None:
         self.home = folder
         self.noise = noise
-        self.path, self.places = write_hospitals(folder)
+        self.path, self.places = write(folder)
         self.text = self.path.read_text()
-        for old, new in SLOWLY.items():
-            self.text = self.text.replace(old, new)
         if noise:
             self.text = _noisy(self.text)
         self.port = port or free_port()
@@ -100,10 +117,12 @@ class Parts:
         self.command("deploy", "provision", str(self.path), clock="-3600s")
 
     def write(self, timeout: float = 20.0, agreed: bool = True) -> DeployedRun:
-        """Write the terms of a new run, to which all operators agree."""
+        """Write a new run; its terms are those of the one before if operators agree to them."""
         self.runs += 1
         name = f"run-{self.runs}"
         text = self.text.replace('folder = "run"', f'folder = "{name}"\ntimeout = {timeout}')
+        if not agreed:
+            text = text.replace("[training]", f"[training]\nseed = {self.runs}")
         self.path.write_text(text)
         self.file = FederationFile.read(self.path)
         if agreed:
@@ -131,10 +150,12 @@ class Parts:
         )
         return f"{done.stdout}{done.stderr}"
 
-    def start(self, name: str, clock: str = "", **more: str) -> subprocess.Popen[bytes]:
-        """Start a silo, or with the name `run` the coordinator."""
+    def start(
+        self, name: str, clock: str = "", seconds: float = PATIENCE, **more: str
+    ) -> subprocess.Popen[bytes]:
+        """Start a silo, or with the name `run` the coordinator, which waits so many seconds."""
         words = ["silo", "start", name] if name != "run" else ["deploy", "run", self.path.name]
-        words += ["--seconds", str(PATIENCE)] if name == "run" else []
+        words += ["--seconds", str(seconds)] if name == "run" else []
         shifted = ["faketime", "-f", clock] if clock else []
         with (self.home / f"{name}.out").open("wb") as out:
             self.started[name] = subprocess.Popen(
@@ -236,7 +257,7 @@ class Trial:
     ended: list[str] = field(default_factory=list)  # how every start of the coordinator ended
     notes: list[str] = field(default_factory=list)
 
-    def run(self, at: int = -1, act: Callable[[], object] = lambda: None, **more: str) -> int:
+    def run(self, at: int = -1, act: Callable[[], object] = lambda: None, **more: Any) -> int:
         """Start the coordinator, act once so many rounds are made, and wait for its end."""
         coordinator = self.parts.start("run", **more)
         deadline = time.monotonic() + PATIENCE
@@ -538,21 +559,16 @@ def silo_late_at_the_start(trial: Trial) -> None:
 
 @fault
 def consent_late(trial: Trial) -> None:
-    """`silo agree --grant` at every silo"""
+    """`silo agree --grant` at every silo, then `deploy run` again"""
     trial.folder = trial.parts.write(agreed=False)
-
-    def late() -> None:
-        waiting: list[str] = []
-        while not waiting:
-            time.sleep(2.0)
-            with suppress(ValueError):
-                shown = json.loads(trial.parts.command("silo", "agree", _at(trial, "va"), "--json"))
-                waiting = [one["agreement"] for one in shown if one["state"] == "waiting"]
-        time.sleep(30.0)  # longer than `timeout`
-        for name in trial.parts.places:
-            trial.parts.command("silo", "agree", _at(trial, name), "--grant", waiting[0])
-
-    trial.run(0, late)
+    trial.run(seconds=90.0)
+    if "has not agreed" not in trial.notes[-1]:
+        trial.ended.append("not played")
+    for name in trial.parts.places:
+        shown = json.loads(trial.parts.command("silo", "agree", _at(trial, name), "--json"))
+        (waiting,) = (one["agreement"] for one in shown if one["state"] == "waiting")
+        trial.parts.command("silo", "agree", _at(trial, name), "--grant", waiting)
+    trial.run()
 
 
 def _at(trial: Trial, name: str) -> str:
@@ -614,7 +630,8 @@ def good(found: dict[str, object]) -> bool:
     """Return whether nothing was wedged or wrong, and the model is there."""
     ended = found["ended"]
     assert isinstance(ended, list)
-    return ended[-1] in ("done", "right") and not {"wedged", "left processes"} & set(ended)
+    bad = {"wedged", "left processes", "not played"}
+    return ended[-1] in ("done", "right") and not bad & set(ended)
 
 
 def table() -> str:
@@ -632,6 +649,18 @@ def table() -> str:
                 rows.append([label, times, "; ".join(sorted(ended)), said, act.__doc__ or ""])
     heads = ["fault", "right at the end", "ended how", "last line at the first stop", "to go on"]
     return "\n".join(markdown_table(heads, rows))
+
+
+def left(trials: Iterable[tuple[str, bool]]) -> list[tuple[str, bool]]:
+    """Return the trials that `FOUND` does not have yet."""
+    lines = FOUND.read_text().splitlines() if FOUND.exists() else []
+    played = Counter((one["fault"], one["noise"]) for one in map(json.loads, lines))
+    missing = []
+    for trial in trials:
+        played[trial] -= 1
+        if played[trial] < 0:
+            missing.append(trial)
+    return missing
 
 
 def own_federation(name: str, noise: bool, port: int, keep: Path | None) -> bool:
@@ -657,35 +686,34 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("faults", nargs="*", choices=[*FAULTS, []], metavar="FAULT")
-    parser.add_argument("--times", type=int, default=1)
+    parser.add_argument("--times", type=int, default=1, help="with those noted before")
     parser.add_argument("--noise", action="store_true")
     parser.add_argument("--both", action="store_true", help="without and with noise")
     parser.add_argument("--jobs", type=int, default=1, help="trials at a time")
+    parser.add_argument("--seconds", type=float, default=1e9, help="begin no trial after that")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="folder where failed trials are kept")
     parser.add_argument("--write", action="store_true", help="FAULTS.md from all trials so far")
     given = parser.parse_args()
     modes = [False, True] if given.both else [given.noise]
-    trials = [
-        (name, noise)
-        for _ in range(given.times)
-        for noise in modes
-        for name in given.faults or list(FAULTS)
-    ]
-    if given.write and not given.faults:
-        trials = []
-    if given.jobs == 1:
-        bad = sum(not own_federation(*trial, given.port, given.keep) for trial in trials)
-    else:
-        kept = ["--keep", str(given.keep)] if given.keep else []
+    begun = time.monotonic()
+    names = given.faults or list(FAULTS)
+    if given.port:  # one trial, begun below
+        return int(not own_federation(names[0], given.noise, given.port, given.keep))
+    trials = [(name, noise) for _ in range(given.times) for noise in modes for name in names]
+    trials = [] if given.write and not given.faults else left(trials)
+    kept = ["--keep", str(given.keep)] if given.keep else []
 
-        def child(index: int) -> int:
-            name, noise = trials[index]
-            words = [sys.executable, __file__, name, "--port", str(PORT + 10 * index), *kept]
-            return subprocess.run([*words, *["--noise"][: int(noise)]], check=False).returncode
+    def child(index: int) -> int:
+        name, noise = trials[index]
+        if time.monotonic() - begun > given.seconds:
+            return 0
+        words = [sys.executable, __file__, name, "--port", str(PORT + 10 * index), *kept]
+        more = ["--noise"] if noise else []
+        return subprocess.run([*words, *more], check=False).returncode
 
-        with ThreadPoolExecutor(given.jobs) as pool:
-            bad = sum(code != 0 for code in pool.map(child, range(len(trials))))
+    with ThreadPoolExecutor(given.jobs) as pool:
+        bad = sum(code != 0 for code in pool.map(child, range(len(trials))))
     if given.write:
         before = TABLE.read_text(encoding="utf-8").split("| fault |")[0]  # what people wrote stays
         TABLE.write_text(f"{before}{table()}\n", encoding="utf-8")

@@ -9,6 +9,7 @@ import errno
 import json
 import os
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -32,8 +33,8 @@ from cases.silos import federation
 from forked import forked
 from scaffpd import cli
 from scaffpd.deploy.deployed_run import DeployedRun, Outcome
-from scaffpd.deploy.flare import admin, client, provision, server
-from scaffpd.deploy.flare.admin import AdminSession, LostError
+from scaffpd.deploy.flare import admin, client, provision, server, serving
+from scaffpd.deploy.flare.admin import LostError
 from scaffpd.deploy.flare.provision import FlareProject
 from scaffpd.deploy.flare.serving import (
     SITE_FILE,
@@ -221,11 +222,6 @@ def test_the_server_stores_its_jobs_in_its_own_kit_and_begins_without_any(tmp_pa
     assert not (tmp_path / "store").exists()
 
 
-def test_a_folder_without_a_kit_is_no_administrator(tmp_path):
-    with refuses("no-admin-kit"):
-        AdminSession(tmp_path, tmp_path / "log")
-
-
 def test_processes_are_found_by_their_mark_and_all_of_them_killed(tmp_path):
     (tmp_path / "parent.py").write_text(
         "import subprocess, sys, time\n"
@@ -235,14 +231,14 @@ def test_processes_are_found_by_their_mark_and_all_of_them_killed(tmp_path):
     )
     processes = Processes()
     path = os.pathsep.join([str(Path(client.__file__).parents[3]), str(tmp_path)])
-    processes.start("north", ["parent"], tmp_path / "log", os.environ | {"PYTHONPATH": path})
+    environment = os.environ | {"PYTHONPATH": path}
+    processes.start(["parent"], tmp_path / "log", environment, tmp_path)
     deadline = time.monotonic() + 10
-    while len(processes.members("north")) < 2 and time.monotonic() < deadline:
+    while len(processes.members()) < 2 and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert len(processes.members("north")) == 2
-    assert processes.members("south") == []
+    assert len(processes.members()) == 2
     assert not Processes().members()
-    processes.kill("north")
+    processes.kill()
     assert processes.members() == []
 
 
@@ -253,7 +249,7 @@ def test_processes_end_with_the_one_that_started_them(tmp_path):
         "Processes\n"
         "processes = Processes()\n"
         f"folder = Path({str(tmp_path)!r})\n"
-        "processes.start('north', ['sleeper'], folder / 'log', os.environ)\n"
+        "processes.start(['sleeper'], folder / 'log', os.environ, folder)\n"
         "time.sleep(2); print(processes.mark, flush=True); os._exit(1)\n"
     )
     source = str(Path(client.__file__).parents[3])
@@ -274,6 +270,24 @@ def test_processes_end_with_the_one_that_started_them(tmp_path):
 
 
 # --- a folder for every part
+
+
+@contextlib.contextmanager
+def answering(kit):
+    """A server with the certificate of a kit, which shakes hands."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(kit / "startup" / "server.crt", kit / "startup" / "server.key")
+
+    def shake():
+        for _ in range(2):
+            with contextlib.suppress(OSError):
+                context.wrap_socket(server.accept()[0], server_side=True).close()
+
+    with socket.create_server(("localhost", 0)) as server:
+        thread = threading.Thread(target=shake, daemon=True)
+        thread.start()
+        yield server.getsockname()[1]
+        thread.join(10)
 
 
 def in_a_fork(command, cwd, **_):
@@ -308,6 +322,11 @@ def test_provisioning_gives_every_part_its_own_keys_and_nobody_elses(tmp_path, m
     assert roots.pop(home / "va" / "kit") == root  # an old kit is of no use
     assert set(roots.values()) == {(home / "new" / "kit/startup/rootCA.pem").read_bytes()} != {root}
     assert 'name = "new"' in (home / "new" / "silo.toml").read_text()
+    with answering(home / "kit") as port:
+        monkeypatch.setattr(serving, "address", lambda kit: ("localhost", port))
+        assert "has other certificates than this kit" in serving.trouble(home / "va" / "kit")
+        assert serving.trouble(home / "new" / "kit") == ""
+    assert "Nobody answers" in serving.trouble(home / "new" / "kit")
 
 
 def test_keys_are_written_where_nobody_else_can_look(tmp_path, monkeypatch):
@@ -421,12 +440,10 @@ def followed(tmp_path, monkeypatch):
 
     def run(sites, statuses, outcome=DONE, seconds=3600.0):
         server = Scripted(sites, statuses, lambda: outcome and folder.end(outcome))
-        processes = types.SimpleNamespace(
-            alive=lambda part: server.alive, environment=lambda part: {}
-        )
+        processes = types.SimpleNamespace(alive=lambda: server.alive, mark="")
         monkeypatch.setattr(admin, "served", lambda path: contextlib.nullcontext(processes))
         monkeypatch.setattr(admin, "AdminSession", lambda *_: server)
-        return admin.run(file, seconds, said.append, lambda: None), server.calls
+        return admin.run(file, lambda line: None, said.append, seconds), server.calls
 
     return run, said, folder
 

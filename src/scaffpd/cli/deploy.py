@@ -71,8 +71,8 @@ def run(federation: FederationToml, seconds: Seconds = WEEK, quiet: QuietOption 
     Examples:
         scaffpd deploy run federation.toml
     """
+    from scaffpd.deploy.flare.admin import run as carried
     from scaffpd.deploy.flare.serving import check_installed, checked_kit, expiry_warning
-    from scaffpd.deploy.local import run as carried
 
     check_installed()
     file = _read(federation)

@@ -31,6 +31,7 @@ SiloToml = Annotated[
 
 MOST = 40  # columns of data that are listed
 SHOWN = 12  # digits of a hash
+WAIT = 15.0  # seconds without a connection, after which to say why
 REGISTERED = b"Successfully registered client"  # in FLARE's log
 Overview = Mapping[str, Any]  # JSON values that `deploy.silo` has checked and written
 
@@ -95,7 +96,7 @@ def _report(
     settings: SiloFile, processes: Processes, kit: Path, say: Callable[[str], object]
 ) -> None:
     """Say what FLARE's log and the silo's records say, until FLARE ends."""
-    from scaffpd.deploy.flare.serving import PART
+    from scaffpd.deploy.flare.serving import trouble
     from scaffpd.deploy.records import ASKED, BEGUN, SiloRecords
     from scaffpd.files import JsonLines
     from scaffpd.run.settings.silo import ASK
@@ -108,12 +109,22 @@ def _report(
         ASKED: f"A run asks this silo: scaffpd silo agree {settings.path} --grant ",
         BEGUN: "This silo takes part in run ",
     }
-    while processes.alive(PART):
+    connected = False
+    why = ""
+    look = time.monotonic() + WAIT
+    while processes.alive():
         time.sleep(1.0)
+        if not connected and time.monotonic() > look:
+            look = time.monotonic() + WAIT
+            found = trouble(kit)
+            if found != why:
+                say(found or "The server answers.")
+            why = found
         if log.exists():
             with log.open("rb") as lines:
                 lines.seek(min(place, log.stat().st_size))  # FLARE begins anew at some size
                 if REGISTERED in lines.read():
+                    connected = True
                     say("Connected.")
                 place = lines.tell()
         for line in records.read():

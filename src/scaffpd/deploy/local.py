@@ -11,19 +11,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from scaffpd.deploy.agreement import Agreement
-from scaffpd.deploy.deployed_run import PROGRESS, Outcome
-from scaffpd.deploy.flare import admin
+from scaffpd.deploy.deployed_run import Outcome
+from scaffpd.deploy.flare.admin import Watch, run
 from scaffpd.deploy.flare.serving import check_installed
-from scaffpd.deploy.messages import JsonMapping
 from scaffpd.deploy.processes import Processes, free_port
 from scaffpd.deploy.records import GRANTED
 from scaffpd.deploy.silo import Silo
 from scaffpd.errors import InputError
-from scaffpd.files import JsonLines
 from scaffpd.run.settings.federation import FederationFile
 
 HOST = "localhost"
-Watch = Callable[[JsonMapping], None]
 
 
 def silo_files(file: FederationFile) -> dict[str, Path]:
@@ -57,19 +54,17 @@ def provision(file: FederationFile, address: tuple[str, int], renew: bool = Fals
 
 
 @contextmanager
-def running_silos(places: Mapping[str, Path]) -> Iterator[Processes]:
+def running_silos(places: Mapping[str, Path]) -> Iterator[None]:
     """Run `scaffpd silo start` for every silo as long as the block lasts."""
-    processes = Processes()
+    silos = {place: Processes() for place in places.values()}
     try:
-        for name, place in places.items():
-            log = place.parent / "silo.log"
+        for place, silo in silos.items():
             command = ["scaffpd", "silo", "start", str(place)]
-            processes.start(name, command, log, os.environ)
-        yield processes
+            silo.start(command, place.with_name("silo.log"), os.environ, place.parent)
+        yield
     finally:
-        for started in [one for many in processes.started.values() for one in many]:
-            started.terminate()
-            started.wait()
+        for silo in silos.values():
+            silo.end()
 
 
 def run_here(
@@ -82,22 +77,3 @@ def run_here(
     say(f"Starting FLARE's server and {len(places)} silos.")
     with running_silos(places):
         return run(file, watch, say, seconds)
-
-
-def run(
-    file: FederationFile, watch: Watch, say: Callable[[str], object], seconds: float
-) -> Outcome:
-    """Run the server and the federation's run until it ends or pauses."""
-    return admin.run(file, seconds, say, follower(file.folder / PROGRESS, watch))
-
-
-def follower(path: Path, watch: Watch) -> Callable[[], None]:
-    """Return a function that passes on the new entries of a file of JSON lines."""
-    lines = JsonLines(path)
-    lines.skip()
-
-    def look() -> None:
-        for line in lines.read():
-            watch(line)
-
-    return look

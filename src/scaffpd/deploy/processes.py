@@ -26,86 +26,60 @@ MARK = "SCAFFPD_ENGINE_PART"
 
 
 class Processes:
-    """Named parts, each of one or more processes and their descendants."""
+    """One process with its descendants, and all else that has its mark, by default a new one."""
 
     def __init__(self, mark: str | None = None) -> None:
         self.mark = mark or uuid.uuid4().hex
-        self.started: dict[str, list[subprocess.Popen[bytes]]] = {}
-
-    def environment(self, part: str) -> dict[str, str]:
-        """Return the environment of a process of this part, with the mark."""
-        return {MARK: f"{self.mark}:{part}"}
+        self.started: subprocess.Popen[bytes] | None = None
 
     def start(
-        self,
-        part: str,
-        command: Sequence[str],
-        log: Path | None,
-        environment: Mapping[str, str],
-        folder: Path | None = None,
-    ) -> int:
-        """Run a Python module in its own session, with output to `log` or ours.
-
-        It ends with this process.
-        """
-        if log is not None:
-            log.parent.mkdir(parents=True, exist_ok=True)
-        with open(log, "ab") if log else contextlib.nullcontext() as stream:
-            process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-u",
-                    "-m",
-                    "scaffpd.deploy.processes",
-                    str(os.getpid()),
-                    *command,
-                ],
-                cwd=folder or (log and log.parent),
-                env={**environment, **self.environment(part)},
+        self, command: Sequence[str], log: Path, environment: Mapping[str, str], folder: Path
+    ) -> None:
+        """Run a Python module in its own session; it ends with this process."""
+        with log.open("ab") as stream:
+            self.started = subprocess.Popen(
+                [sys.executable, "-u", "-m", __name__, str(os.getpid()), *command],
+                cwd=folder,
+                env={**environment, MARK: self.mark},
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self.started.setdefault(part, []).append(process)
-        return process.pid
 
-    def alive(self, part: str) -> bool:
-        """Return whether every process started for a part is running."""
-        started = self.started.get(part, [])
-        return bool(started) and all(process.poll() is None for process in started)
+    def alive(self) -> bool:
+        """Return whether what was started is running."""
+        return self.started is not None and self.started.poll() is None
 
-    def wait(self, part: str) -> int:
-        """Wait for the last process started for a part and return its exit code."""
-        return self.started[part][-1].wait()
-
-    def members(self, part: str | None = None) -> list[psutil.Process]:
-        """Return every living process of a part, or of all parts."""
+    def members(self) -> list[psutil.Process]:
+        """Return every living process with the mark, but this one."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
-                value = process.environ().get(MARK, "")
-                ours = value == f"{self.mark}:{part}" if part else value.startswith(f"{self.mark}:")
-                if ours and process.status() != psutil.STATUS_ZOMBIE and process.pid != os.getpid():
+                ours = process.environ().get(MARK) == self.mark and process.pid != os.getpid()
+                if ours and process.status() != psutil.STATUS_ZOMBIE:
                     found.append(process)
         return found
 
-    def kill(self, part: str | None = None, seconds: float = 10.0) -> None:
-        """Send SIGKILL to a part, or to all, until no process is left."""
-        end = time.monotonic() + seconds
-        while members := self.members(part):
+    def end(self) -> None:
+        """Ask what was started to end, and wait until it has."""
+        if self.started is not None:
+            self.started.terminate()
+            self.started.wait()
+
+    def kill(self, seconds: float = 10.0) -> None:
+        """Send SIGKILL until no process is left."""
+        deadline = time.monotonic() + seconds
+        while members := self.members():
             for process in members:
                 with contextlib.suppress(psutil.Error):
-                    process.send_signal(signal.SIGKILL)
-            if time.monotonic() > end:
-                raise TimeoutError(
-                    f"These processes do not end: {[process.pid for process in members]}."
-                )
+                    process.kill()
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"These do not end: {[process.pid for process in members]}.")
             time.sleep(0.02)
-        for name in [part] if part else list(self.started):
-            for started in self.started.pop(name, []):
-                started.kill()  # in case it has lost its mark
-                started.wait()
+        if self.started is not None:
+            self.started.kill()  # in case it has lost its mark
+            self.started.wait()
 
 
 def free_port() -> int:
@@ -118,12 +92,11 @@ def free_port() -> int:
 
 
 def end_with(parent: int) -> None:
-    """End this process and all others of its part once its parent has ended."""
+    """End this process and all others with its mark once its parent has ended."""
     while os.getppid() == parent:
         time.sleep(0.5)
-    mark, _, part = os.environ[MARK].rpartition(":")
     with contextlib.suppress(TimeoutError):
-        Processes(mark).kill(part)
+        Processes(os.environ[MARK]).kill()
     os.killpg(os.getpgid(0), signal.SIGKILL)
 
 

@@ -14,26 +14,26 @@ import os
 import select
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scaffpd.deploy.flare.serving import KIT, PART, served
-from scaffpd.errors import InputError
+from scaffpd.deploy.flare.serving import KIT, served
+from scaffpd.deploy.processes import MARK, Processes
 
 if TYPE_CHECKING:
     from scaffpd.deploy.deployed_run import DeployedRun, Outcome
-    from scaffpd.deploy.processes import Processes
     from scaffpd.run.settings.federation import FederationFile
 
 ADMIN = "admin"  # folders of the server's kit: the administrator's own kit, and the job
 JOB = "job"
-PATIENCE = 300.0  # seconds without an answer of the server, after which the run pauses
+ANSWER = 30.0  # seconds that the server has for an answer
+PATIENCE = 300.0  # seconds without any, after which the run pauses
 RUNS = ("DISPATCHED", "RUNNING", "FINISHED", "ABANDONED")  # how FLARE's statuses begin
 OVER = RUNS[2:]
 EVERY = 0.5  # seconds between two looks
+Watch = Callable[[Mapping[str, Any]], None]
 
 
 class LostError(Exception):
@@ -41,80 +41,50 @@ class LostError(Exception):
 
 
 class AdminSession:
-    """An administrator of a federation, with FLARE's startup kit (the folder that holds `startup`).
+    """An administrator of a federation, in a process of its own with a mark."""
 
-    FLARE's own messages go to `log`; `environment` extends the process's; a reply may take
-    `patience` seconds.
-    """
-
-    def __init__(
-        self,
-        kit: Path,
-        log: Path,
-        environment: Mapping[str, str] | None = None,
-        patience: float = 30.0,
-    ) -> None:
-        if not (kit / "startup" / "fed_admin.json").is_file():
-            raise InputError(
-                "no-admin-kit",
-                f"{str(kit)!r} is no administrator's startup kit: it holds no "
-                "startup/fed_admin.json.",
-            )
-        self.kit = kit.resolve()
-        self.log = log
-        self.patience = patience
-        self._environment = dict(environment or {})
+    def __init__(self, kit: Path, mark: str) -> None:
+        self.kit = kit
+        self.mark = mark
         self._process: subprocess.Popen[bytes] | None = None
-        self._lock = threading.Lock()
 
     def call(self, *request: str) -> Any:
         """Return the result of one command; raise `LostError` if the server does not answer."""
-        with self._lock:
-            try:
-                reply = json.loads(self._exchange(json.dumps(request).encode() + b"\n"))
-            except (OSError, ValueError) as problem:
-                self._kill()
-                raise LostError(f"FLARE's server did not answer {request[0]!r}.") from problem
-            if "error" in reply:
-                raise LostError(f"FLARE's server did not do {request[0]!r}: {reply['error']}")
-            return reply["value"]
-
-    def close(self) -> None:
-        """End the session."""
-        with self._lock:
-            self._kill()
+        try:
+            reply = json.loads(self._exchange(json.dumps(request).encode() + b"\n"))
+        except (OSError, ValueError) as problem:
+            self.close()
+            raise LostError(f"FLARE's server did not answer {request[0]!r}.") from problem
+        if "error" in reply:
+            raise LostError(f"FLARE's server did not do {request[0]!r}: {reply['error']}")
+        return reply["value"]
 
     def _exchange(self, line: bytes) -> bytes:
         """Send a line and return the reply's; return an empty one if there is none in time."""
-        if self._process is None or self._process.poll() is not None:
-            self._kill()
-            with self.log.open("ab") as log:
+        if self._process is None:
+            with (self.kit.parent / "admin.txt").open("ab") as log:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-u", "-m", "scaffpd.deploy.flare.admin", str(self.kit)],
+                    [sys.executable, "-u", "-m", __name__, str(self.kit)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=log,
                     bufsize=0,
                     cwd=self.kit,
-                    env=os.environ | self._environment,
+                    env=os.environ | {MARK: self.mark},
                     start_new_session=True,
                 )
-        stdin = self._process.stdin
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(line)
         stdout = self._process.stdout
-        assert stdin is not None
-        assert stdout is not None
-        stdin.write(line)
-        return stdout.readline() if select.select([stdout], [], [], self.patience)[0] else b""
+        return stdout.readline() if select.select([stdout], [], [], ANSWER)[0] else b""
 
-    def _kill(self) -> None:
-        process = self._process
-        self._process = None
-        if process is not None:
-            process.kill()
-            process.wait()
-            for stream in (process.stdin, process.stdout):
-                if stream:
-                    stream.close()
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.kill()
+            with self._process:  # closes its pipes and waits for it
+                self._process = None
 
 
 class StopError(Exception):
@@ -122,10 +92,7 @@ class StopError(Exception):
 
 
 def run(
-    file: FederationFile,
-    seconds: float,
-    say: Callable[[str], object],
-    look: Callable[[], object],
+    file: FederationFile, watch: Watch, say: Callable[[str], object], seconds: float
 ) -> Outcome:
     """Run FLARE's server and the federation's job until the run ends or pauses.
 
@@ -133,16 +100,24 @@ def run(
     outlives servers is the run's own folder.
     """
     from scaffpd.deploy.coordinate import reopen  # loads torch: not in the session's process
-    from scaffpd.deploy.deployed_run import DeployedRun
+    from scaffpd.deploy.deployed_run import PROGRESS, DeployedRun
+    from scaffpd.files import JsonLines
 
     folder = DeployedRun(file.folder)
     done = reopen(file, folder)
     if done is not None:
         say("This run had ended before: nothing was trained.")
         return done
+    lines = JsonLines(folder.path / PROGRESS)
+    lines.skip()
+
+    def look() -> None:
+        for line in lines.read():
+            watch(line)
+
     with served(file.path) as processes:
         followed = FollowedJob(file, processes, folder, time.monotonic() + seconds, say, look)
-        with contextlib.closing(followed):
+        with contextlib.closing(followed.session):
             reason = followed.to_its_end()
     look()
     outcome = folder.outcome()
@@ -169,17 +144,13 @@ class FollowedJob:
         self.file = file
         self.log = kit / "log.txt"
         self.job = kit / JOB / file.name
-        self.session = AdminSession(kit / ADMIN, kit / "admin.txt", processes.environment(ADMIN))
+        self.session = AdminSession(kit / ADMIN, processes.mark)
         self.processes = processes
         self.folder = folder
         self.deadline = deadline
         self.say = say
         self.look = look
         self._missing: list[str] = []
-
-    def close(self) -> None:
-        """End the session."""
-        self.session.close()
 
     def to_its_end(self) -> str:
         """Wait for all silos, submit the job, and wait for its end; return a reason to pause."""
@@ -199,18 +170,16 @@ class FollowedJob:
         heard = time.monotonic()
         while True:
             self.look()
-            if not self.processes.alive(PART):
+            if not self.processes.alive():
                 raise StopError(f"FLARE's server has ended; {self.log} says why.")
             now = time.monotonic()
             try:
-                answer = ask()
+                if answer := ask():
+                    return answer
                 heard = now
             except LostError as problem:
-                answer = ""
                 if now - heard > PATIENCE:
                     raise StopError(str(problem)) from None
-            if answer:
-                return answer
             if now > self.deadline:
                 raise StopError(self._why_late())
             time.sleep(EVERY)

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -23,7 +24,6 @@ from scaffpd.errors import InputError, not_installed
 from scaffpd.files import lock_folder
 
 KIT = "kit"  # the folder beside federation.toml or silo.toml
-PART = "flare"
 SITE_FILE = "SCAFFPD_SILO"  # of the environment: the path of silo.toml
 SERVER_FILE = "SCAFFPD_FEDERATION"  # and of federation.toml
 CONSOLE = "console.txt"  # what FLARE prints; it logs to log.txt
@@ -64,7 +64,7 @@ def served(file: Path, site: str = "") -> Iterator[Processes]:
             check_port(address(kit)[1])
         variable = SITE_FILE if site else SERVER_FILE
         environment = ENVIRONMENT | os.environ | {variable: str(file.resolve())}
-        processes.start(PART, command(kit, site), kit / CONSOLE, environment, kit)
+        processes.start(command(kit, site), kit / CONSOLE, environment, kit)
         try:
             yield processes
         finally:
@@ -132,6 +132,28 @@ def address(kit: Path) -> tuple[str, int]:
     target = json.loads(file.read_text(encoding="utf-8"))["servers"][0]["service"]["target"]
     host, _, port = target.rpartition(":")
     return host, int(port)
+
+
+def trouble(kit: Path) -> str:
+    """Say why a site cannot connect to the server of its kit; empty if nothing is found."""
+    host, port = address(kit)
+    context = ssl.create_default_context(cafile=kit / "startup" / "rootCA.pem")
+    context.check_hostname = False
+    try:
+        with socket.create_connection((host, port), 5.0) as plain, context.wrap_socket(plain):
+            return ""
+    except ssl.SSLCertVerificationError:
+        return (
+            f"The server at {host}:{port} has other certificates than this kit: they were renewed. "
+            f"Ask the coordinator for the new kit, replace {str(kit)!r} by it, and start again."
+        )
+    except ssl.SSLError:
+        return ""
+    except OSError as error:
+        return (
+            f"Nobody answers at {host}:{port} ({error}): the coordinator's `scaffpd deploy run` "
+            "does not run yet, or a firewall is between. This silo tries on."
+        )
 
 
 def check_port(port: int) -> None:
