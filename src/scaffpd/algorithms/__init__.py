@@ -21,7 +21,7 @@ from scaffpd.algorithms.scaffold import Scaffold
 from scaffpd.algorithms.subspace_saddle import SubspaceSaddle
 from scaffpd.objectives.base import Objective
 
-# by the names of their classes, in the order of tables
+# in the order of tables
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "FedAvg": FedAvg,
     "FedProx": FedProx,

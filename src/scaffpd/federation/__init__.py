@@ -4,7 +4,7 @@ Only two things vary: where clients are (a `Channel`: in this process, or silos 
 and how their vectors are added up (a `Summer`: plain, or masked). Algorithms are written against
 `Federation` once. They ask for vectors only as weighted sums (`.sum(weights)`), so that masked sums
 can take the place of plain ones; per client they see scalars. Algorithms that need more declare it:
-`each` and `diagonals` of `Gradients`.
+`each` and `hessians` of `Gradients`.
 """
 
 from __future__ import annotations

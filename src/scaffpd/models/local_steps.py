@@ -57,7 +57,7 @@ SLAB = {"cpu": 2**22, "cuda": 2**27}
 
 
 class Path(Enum):
-    """A way to take local steps, and why one would."""
+    """A way to take local steps, and why."""
 
     CLOSED = "squared loss, full gradients: J steps are one function of the Hessian"
     SAMPLES = "few samples: their inner products cost less than products with features"
@@ -97,13 +97,9 @@ def stores_inner_products(rows: StackedSamples) -> bool:
 
 
 class SpanDisplacements:
-    """d_i = p_i c_i + A_iᵀ R_i of all clients.
+    """d_i = p_i c_i + A_iᵀ R_i of all clients, for p (N,), R (M, k), or `None` for zero, and c.
 
-    Args:
-        rows: A.
-        c: one for all, (features, k), or one for each client, (N, features, k).
-        p: (N,).
-        R: (M, k); `None` for zero.
+    c is one for all, (features, k), or one for each, (N, features, k).
     """
 
     def __init__(self, rows: StackedSamples, c: Tensor, p: Tensor, R: Tensor | None) -> None:

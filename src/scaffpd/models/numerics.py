@@ -249,7 +249,6 @@ class Products:
         most = ALONE if k > 1 else ALONE_VECTOR
         self.few = not A.is_cuda and m == features <= FEW
         self.small = not A.is_cuda and not self.few and k * m * features <= most
-        self._last: Tensor | None = None
         if self.small:
             self.arrays = A.numpy(), self.out.numpy(), self.own.numpy()
 
@@ -272,10 +271,7 @@ class Products:
             return out
         if not self.small:
             return torch.bmm(R, self.A, out=self.own)
-        if self._last is not R:
-            self._last = R
-            self._array = R.numpy()
-        np.matmul(self._array, self.arrays[0], out=self.arrays[2])
+        np.matmul(R.numpy(), self.arrays[0], out=self.arrays[2])
         return self.own
 
     def back(self, R: Tensor, D: Tensor) -> Tensor:

@@ -1,8 +1,7 @@
 """Computations of clients, for all clients at once.
 
-A model (`Linear`, `Module`) is a description; bound to the clients' data it becomes an `Oracle`.
-Client-side numerics exist exactly once: a simulated cohort holds an oracle over N clients, a real
-silo an oracle over one.
+A model (`Linear`, `Module`) is a description; bound to the clients' data it becomes an `Oracle`:
+over N clients for a cohort, over one at a silo.
 """
 
 from __future__ import annotations
@@ -114,7 +113,7 @@ class Oracle(Protocol):
         """Return x⁰."""
 
     def contents(self) -> list[Tensor]:
-        """Return all data that the losses depend on, besides the model's description."""
+        """Return all data that the losses depend on."""
 
     def constants(self) -> Constants:
         """Return L_i and μ_i."""
@@ -143,10 +142,7 @@ class Oracle(Protocol):
 
 @dataclass(frozen=True)
 class ClientData:
-    """Input of a model: the clients' checked arrays and names, the device and the number format.
-
-    `columns` names the features, if the clients' data frames do.
-    """
+    """Checked arrays and names of the clients; `columns` names the features of data frames."""
 
     features: list[Array]
     labels: list[Array]

@@ -284,7 +284,7 @@ class LinearPoint:
 
     @cached_property
     def size(self) -> Tensor | float:
-        """‖s ∘ x‖ from above, without waiting for a GPU."""
+        """‖s ∘ x‖ from above; on a GPU without waiting for it."""
         size = self.ridge.length(self.x)
         return size if size.is_cuda else float(size)
 

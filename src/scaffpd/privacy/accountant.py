@@ -77,8 +77,8 @@ class Account:
         names: the clients.
         delta: δ.
         budget: the largest ε that a client may spend; `None` counts and never refuses.
-        wider: an account of more than this one, which counts the same releases and has a budget of
-            its own. What either cannot afford, neither counts.
+        wider: another account of the same releases, with a budget of its own: what either cannot
+            afford, neither counts.
         entries: everything that was answered, by its mark.
     """
 

@@ -78,8 +78,6 @@ class LinearSums:
     Attributes:
         rows: the samples, each with the weight 1.
         whole: the same with ⌊2ᵃ a_j/‖a_j‖⌋ in the place of a_j.
-        loss: ℓ.
-        outputs: k.
         clips: of gradients and of losses.
     """
 
@@ -128,12 +126,7 @@ class LinearSums:
 
 @dataclass(frozen=True)
 class ModuleSums:
-    """Networks: the same sums from gradients of single records, by vectorised differentiation.
-
-    Attributes:
-        oracle: the network and its data.
-        clips: of gradients and of losses.
-    """
+    """Networks: the same sums from gradients of single records, by vectorised differentiation."""
 
     oracle: ModuleOracle
     clips: tuple[Clip, Clip]

@@ -124,16 +124,13 @@ class PrivateOracle:
     """N clients that answer with noise.
 
     Attributes:
-        inner: the same clients without; the experimenter's view of them (`scores`) comes from it.
+        inner: the same clients without noise, as the experimenter sees them (`scores`).
         sums: their clipped sums.
         clips: of gradients and of losses.
         noise: z and z_L.
         ridge: the regulariser, which is public.
         known: public constants; `None` where there are none.
-        members: the clients.
-        account: what they have released.
-        colluding: t, how many may add no noise where it is shared; `None` where everybody hides its
-            own.
+        colluding: t of shared noise; `None` where everybody hides its own.
         largest: a public bound on m_i.
     """
 
@@ -153,7 +150,7 @@ class PrivateOracle:
         self.most_rows = self.inner.most_rows
 
     def start(self) -> Tensor:
-        """Return x⁰ of the model, which depends on no record."""
+        """Return x⁰, which depends on no record."""
         return self.inner.start()
 
     def contents(self) -> list[Tensor]:

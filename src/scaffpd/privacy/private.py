@@ -58,14 +58,12 @@ class PrivateOptions(TypedDict, total=False):
 class Private:
     r"""A model with differential privacy for every record, whoever sees what the clients send.
 
-    Every client clips what a record contributes and adds discrete Gaussian noise before anything
-    leaves it:
+    Every client clips what a record contributes and adds discrete Gaussian noise:
 
         c_i = (1/m_i) (Σ_j ∇ℓ_j min(1, C/‖∇ℓ_j‖) + N(0, (zC)² I)) + l2 x
         L_i = (1/m_i) (Σ_j clip(ℓ_j, 0, B) + N(0, (z_L B)²)) + (l2/2)‖x‖²
 
-    and counts what it has released; `train` reports the sum as `Result.privacy`. Give it to a
-    `Cohort` in the place of the model.
+    and counts what it has released: `Result.privacy`.
 
     Args:
         model: `Linear(...)` or `Module(...)`.
@@ -73,23 +71,21 @@ class Private:
         clip: C, the largest norm of a record's gradient.
         loss_noise: z_L, the noise of losses over B; left out, z.
         loss_clip: B, the largest loss of a record.
-        radius: R; rows of a `Linear` model, intercept included, that are longer are scaled to this
-            length. Then L_i = curvature·R² + l2 is public, and no gradient is longer than R
-            ("logistic" loss) or √2 R ("softmax").
-        smoothness: a public L_i of all clients, where there is no radius. Data may not leave as a
-            smoothness either.
+        radius: R; longer rows of a `Linear` model, intercept included, are scaled to this length.
+            Then L_i = curvature·R² + l2 is public, and no gradient is longer than R ("logistic"
+            loss) or √2 R ("softmax").
+        smoothness: a public L_i of all clients, where there is no radius: theirs depend on data.
         secret: what noise is drawn from: at least 16 bytes that no other party knows, or a whole
             number for experiments that can be repeated. Left out, it comes from the operating
             system, and a resumed run is not the same run.
         delta: δ of the account.
         budget: the largest ε that a client spends; it does not answer what would exceed it.
         colluding: t; the noise of gradients is shared among the clients, of which so many may add
-            none, or show the server what they have added. It then protects against whoever sees
-            nothing but sums over all clients, as a server does with `SecureAggregation`, and is
-            √(n − t) times smaller where clients are alike. Left out, every client hides its own
-            gradients from everybody.
-        together: where noise is shared with clients elsewhere: how many records all of them have at
-            most. Then all count in the same units.
+            none, or show theirs. It protects against whoever sees only sums over all clients, as
+            with `SecureAggregation`, and is √(n − t) times smaller where clients are alike. Left
+            out, every client hides its own gradients from everybody.
+        together: of shared noise, the most records of all clients, those elsewhere included: all
+            count in the same units.
     """
 
     model: Linear | Module
@@ -174,8 +170,8 @@ class Private:
         Args:
             model: `Linear(...)` or `Module(...)`.
             epsilon: ε that every client may spend.
-            algorithm: what will be trained with, such as `ScaffPD(...)`; its local steps count. A
-                list of them shares ε: each makes so many rounds, all on one `Cohort`.
+            algorithm: such as `ScaffPD(...)`, whose local steps count; a list of them shares ε, each
+                for so many rounds on one `Cohort`.
             rounds: R, the most rounds.
             delta: δ.
             loss_share: the share of the budget that losses get where a method asks for them.
@@ -261,8 +257,7 @@ class Private:
     def _network(self) -> bytes:
         """Hash what a network's loss depends on besides x, so that two networks never share noise.
 
-        Frozen parameters and buffers are part of it. A loss that is a function looks like any
-        other one: its noise is new with every binding.
+        Functions cannot be told from each other: with one as loss, every binding has new noise.
         """
         if isinstance(self.model, Linear):
             return b""
