@@ -136,4 +136,4 @@ def test_a_client_with_a_tiny_prior_does_not_upset_the_sum() -> None:
 def test_large_exponents_overflow_to_infinity_and_not_to_nan() -> None:
     assert QFair(100.0).support([1e8, 1.0]) == np.inf
     assert np.isfinite(QFair(100.0).prox([1e8, 1.0], [0.5, 0.5], 1e3)).all()
-    assert np.isfinite(QFair(100.0).start([1e8, 1.0])).all()
+    assert np.isfinite(QFair(100.0).start(np.array([1e8, 1.0]))).all()

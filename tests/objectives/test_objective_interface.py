@@ -81,13 +81,13 @@ def test_strong_convexity() -> None:
     assert ChiSquare(0.4, prior).strong_convexity(3) == pytest.approx(0.8)
     assert ChiSquare(0.4).strong_convexity(5) == pytest.approx(2.0)
     assert Tilted(0.4, prior).strong_convexity(3) == 0.4
-    assert Tilted(0.4).curvature([0.5, 0.25, 0.25]) == pytest.approx(0.8)
+    assert Tilted(0.4).curvature(np.array([0.5, 0.25, 0.25])) == pytest.approx(0.8)
     assert QFair(1.0, prior).strong_convexity(3) == pytest.approx(2.0)
     for objective in (Average(), Agnostic(), CVaR(0.3), ChiSquareBall(0.3), QFair(2.0), Nash(3.0)):
         assert objective.strong_convexity(3) == 0.0
-    assert 0.0 < QFair(2.0).curvature([0.1, 0.0, 0.4]) < np.inf
-    assert 0.0 < QFair(0.5).curvature([0.1, 0.2, 0.4]) < np.inf
-    assert Nash(3.0).curvature([0.1, 0.5, 0.4]) == pytest.approx(1.0 / 3.0 / 0.25)
+    assert 0.0 < QFair(2.0).curvature(np.array([0.1, 0.0, 0.4])) < np.inf
+    assert 0.0 < QFair(0.5).curvature(np.array([0.1, 0.2, 0.4])) < np.inf
+    assert Nash(3.0).curvature(np.array([0.1, 0.5, 0.4])) == pytest.approx(1.0 / 3.0 / 0.25)
 
 
 def test_membership() -> None:
@@ -195,7 +195,7 @@ def test_bad_arguments_are_refused(kind: str) -> None:
 def test_nash_names_the_client_that_has_nothing_to_gain() -> None:
     nash = Nash(1.0)
     names = ["Basel", "Bern", "Chur"]
-    nash.check([0.5, 0.9, 0.1], names)
+    nash.check(np.array([0.5, 0.9, 0.1]), names)
     with pytest.raises(
         InputError,
         match=r"^Nash needs every loss below b, but client Bern has loss 1\.2 and b = 1: ",
@@ -204,8 +204,8 @@ def test_nash_names_the_client_that_has_nothing_to_gain() -> None:
     with pytest.raises(InputError, match=r"client 1 has loss 1\.2"):
         nash.maximizer(LOSSES)
     with pytest.raises(InputError, match="client Chur has loss 1 and b = 1"):
-        nash.check([0.5, 0.9, 1.0], names)
+        nash.check(np.array([0.5, 0.9, 1.0]), names)
     with pytest.raises(InputError, match="Nash cannot start because no client's loss is below b"):
-        nash.start([1.0, 2.0, 3.0])
+        nash.start(np.array([1.0, 2.0, 3.0]))
     with pytest.raises(InputError, match="Nash has b for 2 clients, but there are 3"):
         Nash([1.0, 2.0]).support(LOSSES)

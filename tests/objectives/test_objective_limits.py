@@ -159,7 +159,7 @@ def test_a_capped_chi_square_without_a_price_is_cvar() -> None:
 
 def test_a_prior_above_the_cap_starts_at_the_nearest_weights_below_it() -> None:
     objective = ChiSquare(0.3, [0.7, 0.2, 0.1], cap=0.5)
-    start = objective.start([1.0, 2.0, 3.0])
+    start = objective.start(np.array([1.0, 2.0, 3.0]))
     assert contains(objective, start)
     np.testing.assert_allclose(
         start, [0.5, 1 / 3, 1 / 6], rtol=1e-14

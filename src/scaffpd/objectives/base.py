@@ -256,15 +256,15 @@ class Objective(ABC):
         """Return μ_λ, the modulus of strong convexity of ψ on all of Λ; 0 if there is none."""
         return 0.0
 
-    def curvature(self, weights: ArrayLike) -> float:
+    def curvature(self, weights: Vector) -> float:
         """Return the smallest curvature of ψ at λ itself (at least `strong_convexity`)."""
-        return self.strong_convexity(len(np.asarray(weights)))
+        return self.strong_convexity(len(weights))
 
-    def start(self, losses: ArrayLike) -> Vector:
+    def start(self, losses: Vector) -> Vector:
         """Return λ⁰ for the first losses of a run: the prior, unless Λ is not the simplex."""
-        return self.weights(len(np.asarray(losses))).copy()
+        return self.weights(len(losses)).copy()
 
-    def check(self, losses: ArrayLike, names: Sequence[str]) -> None:  # noqa: B027 - most objectives take any loss
+    def check(self, losses: Vector, names: Sequence[str]) -> None:  # noqa: B027 - most objectives take any loss
         """Refuse losses that the objective is not defined for (see `Nash`)."""
 
     def __repr__(self) -> str:

@@ -78,7 +78,7 @@ class ChiSquare(Objective):
             )
         return super().weights(n)
 
-    def start(self, losses: ArrayLike) -> Vector:
+    def start(self, losses: Vector) -> Vector:
         """Return λ⁰: the prior, or the nearest weights below the cap."""
         prior = super().start(losses)
         caps = self.caps(len(prior))
@@ -152,10 +152,9 @@ class ChiSquare(Objective):
         """Return ρ / max_i p_i."""
         return float(self.rho / self.weights(n).max())
 
-    def _rate(self, n: int, sigma: ArrayLike) -> Vector:
+    def _rate(self, n: int, sigma: Scale) -> Vector:
         """Return 1 / (ρ/p_i + 1/σ_i)."""
         p = self.weights(n)
-        sigma = np.asarray(sigma, dtype=np.float64)
         return sigma * (p / (p + sigma * self.rho))
 
     def _projected(self, s: Vector, pull: Vector | float, w: Vector) -> Vector:

@@ -18,7 +18,6 @@ from scaffpd.objectives.base import (
     above,
     finite_vector,
     inner,
-    read_vector,
     roundings,
 )
 
@@ -125,15 +124,13 @@ class Nash(Objective):
         value = np.where(usable, -p * np.log(np.where(usable, gain, 1.0)), OUT_OF_REACH)
         return value, weights, np.zeros(len(p)), np.zeros(len(p))
 
-    def curvature(self, weights: ArrayLike) -> float:
+    def curvature(self, weights: Vector) -> float:
         """Return min_i p_i/λ_i²."""
-        weights = read_vector(self, "weights", weights)
         with np.errstate(divide="ignore", over="ignore"):
             return float(np.min(self.weights(len(weights)) / weights**2))
 
-    def start(self, losses: ArrayLike) -> Vector:
+    def start(self, losses: Vector) -> Vector:
         """Return the maximizer for gains b_i − L_i raised to a thousandth of the largest."""
-        losses = read_vector(self, "losses", losses)
         gain = self.levels(len(losses)) - losses
         if gain.max() <= 0.0:
             raise InputError(
@@ -143,9 +140,8 @@ class Nash(Objective):
         raised: Vector = np.maximum(gain, 1e-3 * gain.max())
         return self.weights(len(losses)) / raised
 
-    def check(self, losses: ArrayLike, names: Sequence[object]) -> None:
+    def check(self, losses: Vector, names: Sequence[object]) -> None:
         """Refuse a loss that is not below b, naming its client."""
-        losses = read_vector(self, "losses", losses)
         b = self.levels(len(losses))
         worst = int(np.argmax(losses - b))
         if losses[worst] >= b[worst]:

@@ -17,7 +17,6 @@ from scaffpd.objectives.base import (
     above,
     inner,
     read_scale,
-    read_vector,
     roundings,
     total,
 )
@@ -105,17 +104,15 @@ class QFair(Objective):
         """Return 1/max_i p_i for q = 1, where ψ is quadratic; zero otherwise."""
         return float(1.0 / self.weights(n).max()) if self.q == 1.0 else 0.0
 
-    def curvature(self, weights: ArrayLike) -> float:
+    def curvature(self, weights: Vector) -> float:
         """Return min_i (λ_i/p_i)^{1/q − 1} / (q p_i)."""
-        weights = read_vector(self, "weights", weights)
         p = self.weights(len(weights))
         with np.errstate(over="ignore", divide="ignore"):
             ratio = np.maximum(weights, 0.0) / p
             return float(np.min(ratio ** (1.0 / self.q - 1.0) / (self.q * p)))
 
-    def start(self, losses: ArrayLike) -> Vector:
+    def start(self, losses: Vector) -> Vector:
         """Return the maximizer for losses of at least a thousandth of the largest, or of one."""
-        losses = read_vector(self, "losses", losses)
         top = float(losses.max())
         raised = np.maximum(losses, 1e-3 * top) if top > 0.0 else np.ones(len(losses))
         return np.clip(self._maximizer(raised), TINY, HUGE)

@@ -19,7 +19,6 @@ from scaffpd.objectives.base import (
     above,
     inner,
     read_scale,
-    read_vector,
     roundings,
 )
 from scaffpd.objectives.chi_square import ChiSquare
@@ -145,9 +144,9 @@ class Tilted(Objective):
         """Return ρ, because ψ'' = ρ/λ_i and λ_i ≤ 1 on the simplex."""
         return self.rho
 
-    def curvature(self, weights: ArrayLike) -> float:
+    def curvature(self, weights: Vector) -> float:
         """Return ρ / max_i λ_i."""
-        return float(self.rho / read_vector(self, "weights", weights).max())
+        return float(self.rho / weights.max())
 
 
 def _omega_with_sum(x: Vector, total: float, q: Vector) -> Vector:

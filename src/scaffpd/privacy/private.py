@@ -170,7 +170,7 @@ class Private:
         Args:
             model: `Linear(...)` or `Module(...)`.
             epsilon: ε that every client may spend.
-            algorithm: such as `ScaffPD(...)`, whose local steps count; a list of them shares ε, each
+            algorithm: such as `ScaffPD(...)`, whose local steps count; a list shares ε, each member
                 for so many rounds on one `Cohort`.
             rounds: R, the most rounds.
             delta: δ.
