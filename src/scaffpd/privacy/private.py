@@ -257,7 +257,7 @@ class Private:
     def _network(self) -> bytes:
         """Hash what a network's loss depends on besides x, so that two networks never share noise.
 
-        Functions cannot be told from each other: with one as loss, every binding has new noise.
+        Functions look alike: with one as the loss, every binding has new noise.
         """
         if isinstance(self.model, Linear):
             return b""
