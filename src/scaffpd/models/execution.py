@@ -115,13 +115,9 @@ class GraphReplay:
         self.function = function
         self._forget()
 
-    def __getstate__(self) -> dict[str, Callable[..., Tensor]]:
+    def __reduce__(self) -> tuple[type[GraphReplay], tuple[Callable[..., Tensor]]]:
         """Leave out the graph: a copy records its own."""
-        return {"function": self.function}
-
-    def __setstate__(self, state: dict[str, Callable[..., Tensor]]) -> None:
-        self.function = state["function"]
-        self._forget()
+        return GraphReplay, (self.function,)
 
     def _forget(self, key: object = None) -> None:
         self.key = key
