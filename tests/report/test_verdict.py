@@ -96,7 +96,6 @@ def test_rows_that_were_trained_on_are_called_so():
     served = "On rows trained on, site 0 with 50.0\u00a0% is served worst by “fair”."
     assert verdict(trained)[1] == served
     assert cautions(trained)[0].startswith("Nothing was held out")
-    assert verdict(story(TEN, TEN, verdict=["One.", "Two."])) == ["One.", "Two."]
 
 
 def test_one_model_is_not_compared():

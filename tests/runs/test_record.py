@@ -6,7 +6,6 @@ import pytest
 
 from cases.records import model, record, rounds
 from cases.refusals import refuses
-from scaffpd.run.page.several import read_runs
 from scaffpd.run.record import (
     GainInterval,
     JoiningRecord,
@@ -69,13 +68,12 @@ def test_a_damaged_record_is_refused(tmp_path):
             RunRecord.read(tmp_path)
 
 
-def test_a_folder_of_runs_is_a_list_of_records(tmp_path):
+def test_a_folder_of_runs_is_none_itself(tmp_path):
     for name in ("b", "a"):
         (tmp_path / name).mkdir()
         record(title=name).write(tmp_path / name)
     assert not is_run(tmp_path)
-    assert {one.title for _, one in read_runs([tmp_path])} == {"a", "b"}
-    assert [one.title for _, one in read_runs([tmp_path / "a"])] == ["a"]
+    assert RunRecord.read(tmp_path / "a").title == "a"
 
 
 def test_gains_count_upwards_where_more_is_better():

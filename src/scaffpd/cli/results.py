@@ -39,13 +39,14 @@ HEADS = (
 
 def end(folder: Path, report: bool, quiet: bool, as_json: bool) -> None:
     """Write the page of a run, and show the result."""
-    from scaffpd.run.page import available, opened, write
+    from scaffpd.run.page import available, write
     from scaffpd.run.page.verdict import answers, cautions, verdict
+    from scaffpd.run.record import RunRecord
 
     sorry = available() if report else None
     page = write(folder) if report and sorry is None else None
     if as_json:
-        run = opened([folder])
+        run = RunRecord.read(folder)
         words = {"verdict": verdict(run), "cautions": cautions(run), "answers": answers(run)}
         places = {"folder": str(folder), "report": page and str(page)}
         print_json({**run.model_dump(mode="json"), **words, **places})
@@ -58,11 +59,11 @@ def end(folder: Path, report: bool, quiet: bool, as_json: bool) -> None:
 
 def show(folder: Path) -> None:
     """Show the verdict, who is served how, and what is proven."""
-    from scaffpd.run.page import opened
     from scaffpd.run.page.verdict import QUESTIONS, cautions, promise, sure, verdict
+    from scaffpd.run.record import RunRecord
 
     console = Console(highlight=False)
-    run = opened([folder])
+    run = RunRecord.read(folder)
     first, *others = verdict(run)
     with console.capture() as above:
         # the page has all
@@ -138,10 +139,7 @@ def _show_joining(console: Console, run: RunRecord, found: JoiningRecord, most: 
 
 
 def report(
-    run: Annotated[
-        list[Path],
-        typer.Argument(help="Folder that train, path, demo or deploy wrote; or several of these."),
-    ],
+    run: Annotated[Path, typer.Argument(help="Folder that train, path, demo or deploy wrote.")],
     out: Annotated[
         Path | None,
         typer.Option(help="File of the page, or folder of the pictures.", show_default="in RUN"),
@@ -151,8 +149,6 @@ def report(
     ] = "html",
 ) -> None:
     """One page that opens offline: the verdict, who gains, who pays, and how to do it again.
-
-    Several runs on the same clients are put side by side on one page.
 
     Examples:
         scaffpd report runs/patients

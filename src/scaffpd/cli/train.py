@@ -104,7 +104,7 @@ def train(
     filled client by client, columns are scaled by sums over clients, and strengths are set by the
     evidence of the rows. The folder has settings, tables, models and report; the same command again
     goes on where it was interrupted. With --epsilon every client clips and adds noise before it
-    answers. To compare objectives, train each and give all folders to `scaffpd report`.
+    answers.
 
     Examples:
         scaffpd train hospitals

@@ -1,8 +1,8 @@
 """`RunRecord`: what a run was, how it ended and how every client is served, as one JSON file.
 
-`train`, `path`, the demo and deployed runs write it as `run.json` into their folder. The
-page, the terminal, `--json` and `predict` read nothing else about a run; several runs are a list of
-records. The models lie beside it, and CSV files are exports that no command reads.
+`train`, `path`, the demo and deployed runs write it as `run.json` into their folder. The page, the
+terminal, `--json` and `predict` read nothing else about a run. The models lie beside it, and CSV
+files are exports that no command reads.
 """
 
 from __future__ import annotations
@@ -291,7 +291,7 @@ class RunRecord(RecordPart):
     """One run of `train`, `path`, the demo, or across organisations."""
 
     format: Literal[2] = 2
-    kind: Literal["train", "path", "demo", "deploy", "runs"]
+    kind: Literal["train", "path", "demo", "deploy"]
     title: str
     command: str = ""  # makes the run again, or goes on with it
     made: str = ""  # when, in UTC
@@ -303,7 +303,6 @@ class RunRecord(RecordPart):
     word: str = "client"  # what a client is called
     clients: list[str]
     models: list[ModelRecord] = Field(min_length=1)
-    verdict: list[str] = []  # sentences of the run's own; else they are made from the numbers
     remarks: list[str] = []
     cautions: list[str] = []
     path: PathRecord | None = None
@@ -438,18 +437,12 @@ def is_run(folder: Path) -> bool:
     return (folder / NAME).is_file()
 
 
-def runs_below(folder: Path) -> list[Path]:
-    """Return the runs in a folder, in the order in which they were written."""
-    found = [(file.stat().st_mtime, file.parent) for file in folder.glob(f"*/{NAME}")]
-    return [place for _, place in sorted(found)]
-
-
 def _no_run(folder: Path) -> InputError:
     if not folder.exists():
         return InputError("no-such-folder", f"There is no folder {str(folder)!r}.")
     if not folder.is_dir():
         sentence = f"{str(folder)!r} is a file; name the folder of a run: {str(folder.parent)!r}?"
         return InputError("run-is-file", sentence)
-    below = runs_below(folder)
-    hint = f": did you mean {str(below[0])!r}?" if below else f": it has no {NAME}."
+    below = sorted(folder.glob(f"*/{NAME}"))
+    hint = f": did you mean {str(below[0].parent)!r}?" if below else f": it has no {NAME}."
     return InputError("not-a-run", f"{str(folder)!r} is not the folder of a run{hint}")

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from importlib.resources import files
@@ -21,7 +21,6 @@ from scaffpd.files import make_folder, write_file
 from scaffpd.numbers import measured, plain, plural, small, whole
 from scaffpd.run.page import vega, verdict
 from scaffpd.run.page.figures import figures
-from scaffpd.run.page.several import read_runs, side_by_side
 from scaffpd.run.page.tables import (
     FEW,
     client_lines,
@@ -33,14 +32,12 @@ from scaffpd.run.page.tables import (
 from scaffpd.run.record import ModelRecord, RunRecord
 
 NAME = "report.html"
-SEVERAL = "comparison.html"
 SCALE = 2  # pixels per point
 JINJA = ("jinja2", "Jinja2", "report")
 VEGA = ("vl_convert", "vl-convert", "report")
 KINDS = {
     "train": "fairness report of a training run",
     "path": "fairness report of a path from average to worst case",
-    "runs": "several runs side by side",
     "demo": "fairness report of the demo",
     "deploy": "report of a deployed run",
 }
@@ -56,37 +53,22 @@ def available() -> str | None:
     return None
 
 
-def opened(folders: Sequence[Path]) -> RunRecord:
-    """Read a run, or several side by side."""
-    runs = read_runs(folders)
-    return runs[0][1] if len(runs) == 1 else side_by_side(runs)
-
-
-def write(folder: Path | Sequence[Path], out: Path | None = None) -> Path:
-    """Write the page of a run (or of several) to FOLDER/report.html or `out`, whole or not at all.
-
-    Several runs are compared on one page, comparison.html in the folder that they share.
-    """
-    folders = [Path(folder)] if isinstance(folder, str | Path) else list(map(Path, folder))
-    together = Path(os.path.commonpath([one.resolve().parent for one in folders]))
-    usual = folders[0] / NAME if len(folders) == 1 else together / SEVERAL
-    target = usual if out is None else Path(out)
+def write(folder: Path, out: Path | None = None) -> Path:
+    """Write the page of a run to FOLDER/report.html or `out`, whole or not at all."""
+    target = folder / NAME if out is None else out
     if target.is_dir():
         raise InputError(
             "page-is-folder",
             f"{str(target)!r} is a folder; --out needs a file, such as {str(target / NAME)!r}.",
         )
-    write_file(target, page(opened(folders), library()))
+    write_file(target, page(RunRecord.read(folder), library()))
     return target
 
 
-def write_figures(
-    folder: Path | Sequence[Path], form: str, out: Path | None = None
-) -> tuple[Path, ...]:
+def write_figures(folder: Path, form: str, out: Path | None = None) -> tuple[Path, ...]:
     """Write every figure as PNG or SVG to FOLDER/figures or `out`, and return where they are."""
-    folders = [Path(folder)] if isinstance(folder, str | Path) else list(map(Path, folder))
-    place = folders[0] / "figures" if out is None else Path(out)
-    drawn = pictures(opened(folders), form)
+    place = folder / "figures" if out is None else out
+    drawn = pictures(RunRecord.read(folder), form)
     if not drawn:
         raise InputError("nothing-to-draw", f"The run in {str(folder)!r} has nothing to plot yet.")
     make_folder(place)

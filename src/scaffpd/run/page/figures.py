@@ -195,11 +195,11 @@ def clients(run: RunRecord) -> Figure | None:
 
 
 def tradeoff(run: RunRecord) -> Figure | None:
-    """Show mean against worst 20 %: one point per model; a path is a line with a ring."""
+    """Show mean against worst 20 %: one point per model of a path, a line with a ring."""
     models = [model for model in run.models if model.overall]
-    if len(models) < 3 or run.joining:  # two models fit into a sentence
+    if run.path is None or not models:
         return None
-    knee = run.path.knee if run.path else None
+    knee = run.path.knee
     shown = [model.name for model in shown_models(run)]
     names = [*shown, *(model.name for model in models if model.name not in shown)]
     # names of close points would hide one another: the legend has the others
@@ -225,22 +225,17 @@ def tradeoff(run: RunRecord) -> Figure | None:
         "y": vega.quantity("worst_20", f"worst 20 %: {title}", LOOSE, tickCount=5),
     }
     layers = [
+        layer("line", {**ends, "order": {"field": "order"}}, "", "models", style="quiet"),
+        layer("point", ends, "datum.knee", "models", style="knee", size=420),
         vega.dots({**ends, **vega.looks("model", names)}, "models", 130),
         layer("text", {**ends, "text": {"field": "label"}}, "", "models", dy=-16),
     ]
     better = "Up and to the right" if run.upwards else "Down and to the left"
-    caption = f"{better} is better for both."
-    if run.path:
-        line = layer("line", {**ends, "order": {"field": "order"}}, "", "models", style="quiet")
-        ring = layer("point", ends, "datum.knee", "models", style="knee", size=420)
-        layers = [line, ring, *layers]
-        caption += f" {meanings(run)}Suggested: {run.path.why}"
-        caption += f" The whole path took {whole(run.path.rounds)} rounds, each point from its "
-        caption += "neighbour."
     return Figure(
         "tradeoff",
-        "What fairness costs" if run.path else "Mean and worst-served",
-        caption,
+        "What fairness costs",
+        f"{better} is better for both. {meanings(run)}Suggested: {run.path.why} The whole path "
+        f"took {whole(run.path.rounds)} rounds, each point from its neighbour.",
         f"{len(models)} models as points: mean against worst 20 % of the {title}.",
         "models",
         {"models": rows},

@@ -39,8 +39,6 @@ SENT = (
 
 def verdict(run: RunRecord) -> list[str]:
     """State the result: the recommendation first, then what it rests on."""
-    if run.verdict:
-        return run.verdict
     if run.joining is not None:
         return [run.joining.sentence, *run.joining.details]
     return one_for_all(run)
@@ -98,8 +96,6 @@ def _moved(run: RunRecord, before: float, after: float) -> str:
 
 def answers(run: RunRecord) -> dict[str, str]:
     """Answer the questions of a reader who knows no optimisation, as far as the run can."""
-    if run.kind == "runs":
-        return {}
     paying = run.paying
     found = {"do": _do(run), "much": _much(run), "sure": sure(run)}
     if any(paying.values()):

@@ -38,8 +38,6 @@ def _kind(given: object) -> str | None:
     """Tell what kind of data a table describes; `None` unless exactly one key says so."""
     keys = given.keys() if isinstance(given, dict) else getattr(type(given), "model_fields", {})
     named = KINDS.keys() & set(keys)
-    if "time" in keys:  # whose entry is a column
-        named -= {"entry"}
     return KINDS[named.pop()] if len(named) == 1 else None
 
 
