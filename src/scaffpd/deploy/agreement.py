@@ -22,7 +22,6 @@ from scaffpd.algorithms.base import (
     OWN_SUMS,
     SIZES,
     UPDATES,
-    Algorithm,
 )
 from scaffpd.data.tabular.agree import width
 from scaffpd.deploy.messages import PROTOCOL, Json
@@ -333,15 +332,15 @@ def _prepared(terms: FederationTerms) -> list[str]:
     return [f"Summed over all silos: {line}." for line in lines]
 
 
-def check_size(dimension: int, members: int, method: Algorithm) -> None:
-    """Refuse a model whose exchanges would be too large for all vectors to go to all silos."""
-    hessian = dimension * (dimension + 1) // 2 if OWN_SUMS in method.questions else 0
-    size = BYTES * (dimension + hessian) * members
+def check_size(numbers: int, members: int) -> None:
+    """Refuse exchanges that are too large for all vectors to go to all silos."""
+    size = BYTES * numbers * members
     if size > LARGEST:
         raise InputError(
             "model-too-large",
-            f"An exchange of {members} silos with {dimension} parameters takes {size:,} bytes to "
-            f"every silo, more than {LARGEST:,}: use a smaller model. Nobody takes a sum on trust.",
+            f"An exchange of {numbers:,} numbers with {members} silos takes {size:,} bytes to "
+            f"every silo, more than {LARGEST:,}: use a smaller model, or l2 and kappa as numbers. "
+            "Nobody takes a sum on trust.",
         )
 
 

@@ -168,7 +168,7 @@ class Board:
         self._seen = dict.fromkeys(self.names, 0)
         values = {"agreement": agreement, "epoch": self._epoch, "states": states}
         begin = encode(Message(BEGIN, values))
-        self._asked(dict.fromkeys(self.names, begin))
+        self.asked(dict.fromkeys(self.names, begin))
 
     def run(self, onlooker: Mailbox) -> None:
         """Carry posts until all silos are done; raise `SiloTrouble` if one is missing."""
@@ -197,7 +197,7 @@ class Board:
         """Return the next posts of these silos, once they have heard all news."""
         found: dict[str, Message] = {}
         while left := [name for name in names if name not in found]:
-            replies = self._asked(
+            replies = self.asked(
                 {name: written(self._seen[name], self.log, self._epoch) for name in left}
             )
             for name, reply in replies.items():
@@ -219,11 +219,13 @@ class Board:
             and post.dtype == np.uint8
         )
 
-    def _asked(self, questions: Mapping[str, bytes]) -> dict[str, Message]:
+    def asked(self, questions: Mapping[str, bytes]) -> dict[str, Message]:
         """Ask silos; raise `SiloTrouble` for one that fails or refuses."""
         found = {}
         self.wire.add(exchanges=1, down=sum(map(len, questions.values())))
-        for name, reply in self.transport.ask(questions, self.timeout).items():
+        replies = self.transport.ask(questions, self.timeout)
+        for name in questions:
+            reply = replies.get(name, Failure("there is no answer"))
             if isinstance(reply, Failure):
                 raise SiloTrouble(name, reply)
             self.wire.add(up=len(reply))

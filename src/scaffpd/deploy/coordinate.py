@@ -23,12 +23,9 @@ from scaffpd.deploy.board import Board, Mailbox, SiloTrouble
 from scaffpd.deploy.deployed_run import FAILED, OUTCOME, PAUSED, DeployedRun, Outcome, read_json
 from scaffpd.deploy.messages import (
     REFUSED,
-    Failure,
     Json,
     Message,
     Transport,
-    WireError,
-    decode,
     encode,
 )
 from scaffpd.deploy.program import Finished, RunStates, take_part
@@ -101,7 +98,6 @@ class Coordination:
     def __init__(self, file: FederationFile, folder: DeployedRun, transport: Transport) -> None:
         self.file = file
         self.folder = folder
-        self.transport = transport
         self.board = Board(transport, file.silos, file.timeout)
         self.states = RunStates(folder.path)
         self.started = time.monotonic()
@@ -132,17 +128,8 @@ class Coordination:
 
     def agreement(self) -> Agreement:
         """Return the document of this run: the terms, and the keys that silos show."""
-        question = encode(Message(CARD))
-        replies = self.transport.ask(dict.fromkeys(self.file.silos, question), self.file.timeout)
-        cards = {}
-        for name in self.file.silos:
-            reply = replies.get(name, Failure("no answer"))
-            if isinstance(reply, Failure):
-                raise SiloTrouble(name, reply)
-            try:
-                cards[name] = Card.of(decode(reply).values.get("card"))
-            except WireError as error:
-                raise SiloTrouble(name, Failure(f"an unreadable answer: {error}")) from None
+        replies = self.board.asked(dict.fromkeys(self.file.silos, encode(Message(CARD))))
+        cards = {name: Card.of(reply.values.get("card")) for name, reply in replies.items()}
         return Agreement.made(self.file, cards)
 
     def _epoch(self) -> Finished:

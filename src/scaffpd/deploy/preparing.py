@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from scaffpd.algorithms.base import OWN_SUMS
 from scaffpd.algorithms.evidence import Strengths
 from scaffpd.data.pairs import chosen_pairs
 from scaffpd.data.tabular.agree import (
@@ -38,7 +39,6 @@ from scaffpd.data.tabular.clients import common
 from scaffpd.deploy.agreement import LARGEST, Agreement, check_size
 from scaffpd.deploy.replica import replica
 from scaffpd.deploy.transcript import Session
-from scaffpd.errors import InputError
 from scaffpd.federation import Federation
 from scaffpd.models import Linear, Personal
 from scaffpd.models.linear import AUTO
@@ -185,19 +185,15 @@ class Preparing:
             float(self.terms.l2) if private is not None and private.shared else None,
             1.0 if self.rows is None else self.rows.share,
         )
-        check_size(federation.dimension, len(self.session.names), self.terms.method)
+        d = federation.dimension
+        numbers = d + d * (d + 1) // 2 if OWN_SUMS in self.terms.method.questions else d
+        check_size(numbers, len(self.session.names))
         return Ready(setup, cohort, federation)
 
     def _settled(self, found: Ready) -> Ready:
         """Set the strengths that the terms leave to the rows."""
         d = found.federation.dimension
-        size = BYTES * (d * (d + 1) // 2) * len(self.session.names)
-        if size > LARGEST:
-            raise InputError(
-                "evidence-too-large",
-                f"Strengths by evidence would take {size:,} bytes an exchange, more than "
-                f"{LARGEST:,}: give l2 and kappa as numbers.",
-            )
+        check_size(d * (d + 1) // 2, len(self.session.names))
         columns = width(checked_schema(found.setup.schema))
         strengths = by_evidence(found.federation, modelled(found.setup), columns)
         assert strengths is not None

@@ -9,7 +9,6 @@ process. `scaffpd deploy` has them, and docs/threat-model.md says what they hide
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -26,13 +25,6 @@ from scaffpd.secure.ring import Places, Ring, add
 
 FEWEST = 3  # with two clients, each knows the other's vector from the sum
 USUAL = 10  # colluding clients by default, at most
-
-
-class Totals(Protocol):
-    """What the server receives, for tests."""
-
-    def __call__(self, part: str, total: Vector) -> None:
-        """Look at a sum."""
 
 
 def colluding_of(clients: int, given: int | None = None) -> int:
@@ -93,7 +85,6 @@ class RingSums:
 
     allows_reweighting: bool
     allows_projections: bool = False
-    record: Totals | None = None
     hides_vectors: bool = field(default=True, init=False)
     _last: Places | None = field(default=None, init=False)
 
@@ -104,27 +95,25 @@ class RingSums:
             shared = vectors.addends(torch.from_numpy(own))
             assert isinstance(shared.parts, Tensor)
             rows = shared.parts.long().cpu().numpy()
-            total = self._total(part, rows, Places.usual(rows.shape[1], len(rows), 0))
+            total = _total(rows, Places.usual(rows.shape[1], len(rows), 0))
             return shared.total(torch.from_numpy(total).to(shared.public.device))
         each = vectors.each().double().cpu().numpy().reshape(len(own), -1)
         places = Places.usual(each.shape[1], len(asked.names))
         self._last = places
-        total = self._total(part, own[:, None] * each, places)
+        total = _total(own[:, None] * each, places)
         return torch.from_numpy(total.reshape(vectors.shape or asked.like.shape)).to(asked.like)
-
-    def _total(self, part: str, rows: NDArray[np.float64], places: Places) -> Vector:
-        added: Ring = places.encode(rows[0])
-        for row in rows[1:]:
-            added = add(added, places.encode(row))
-        total = places.decode(added)
-        if self.record is not None:
-            self.record(part, total)
-        return total
 
     def error(self, length: int, weights: Vector) -> float:
         """Return √d times the largest error of an entry of the last sum, per unit of weight."""
         error = 0.0 if self._last is None else self._last.error
         return float(length**0.5 * error / (np.abs(weights).sum() or 1.0))
+
+
+def _total(rows: NDArray[np.float64], places: Places) -> Vector:
+    added: Ring = places.encode(rows[0])
+    for row in rows[1:]:
+        added = add(added, places.encode(row))
+    return places.decode(added)
 
 
 class SecureAggregation(Federation):
@@ -136,7 +125,6 @@ class SecureAggregation(Federation):
             others; by default a third of the clients (10 at most).
         projections: whether clients may reveal their gradients along directions that the server
             chooses: the subspace saddle method needs that, and no deployed run has it.
-        record: called with every sum that the server sees, for tests.
     """
 
     def __init__(
@@ -144,7 +132,6 @@ class SecureAggregation(Federation):
         federation: Federation,
         colluding: int | None = None,
         projections: bool = False,
-        record: Totals | None = None,
     ) -> None:
         channel = getattr(federation, "channel", None)
         if channel is None or not channel.here or federation.sums.hides_vectors:
@@ -154,7 +141,7 @@ class SecureAggregation(Federation):
             )
         n = len(federation.names)
         several = most_weightings(n, colluding_of(n, colluding)) > 1
-        super().__init__(channel, RingSums(several, projections, record))
+        super().__init__(channel, RingSums(several, projections))
         self.inner = federation
 
     def __repr__(self) -> str:

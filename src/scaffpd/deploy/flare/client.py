@@ -15,15 +15,13 @@ from typing import TYPE_CHECKING
 from nvflare.collab import collab
 
 from scaffpd.deploy.flare.serving import SITE_FILE
+from scaffpd.deploy.messages import REFUSED, Message, encode
 from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
     from scaffpd.deploy.silo import Silo
 
-# A reply that starts like this is the site's refusal. FLARE would send an exception's traceback to
-# the server; a refusal holds only its sentence.
-REFUSAL = b"\x00scaffpd refuses\x00"
-
+UNUSABLE = "The silo's own file or data cannot be used; the site's log says why."
 log = logging.getLogger(__name__)
 
 
@@ -36,7 +34,7 @@ class SiloClient:
 
     @collab.publish  # type: ignore[untyped-decorator]
     def answer(self, question: bytes) -> bytes:
-        """Return the silo's reply; never raise."""
+        """Return the silo's reply; never raise: FLARE would send the traceback to the server."""
         try:
             with self._lock:
                 if self._silo is None:
@@ -46,7 +44,7 @@ class SiloClient:
             log.error("The silo does not answer: %s", mistake)
         except Exception:
             log.exception("The silo does not answer.")
-        return REFUSAL + b"The silo's own file or data cannot be used; the site's log says why."
+        return encode(Message(REFUSED, {"sentence": UNUSABLE}))
 
 
 def open_silo(site: str, file: Path) -> Silo:

@@ -17,7 +17,6 @@ from typing import Any
 from nvflare.collab import collab
 from nvflare.collab.api.exceptions import CollabCallError, RunAborted
 
-from scaffpd.deploy.flare.client import REFUSAL
 from scaffpd.deploy.flare.serving import SERVER_FILE
 from scaffpd.deploy.messages import Failure, JsonMapping
 
@@ -69,8 +68,6 @@ class CollabTransport:
             reply = self._proxies[site](timeout=timeout).answer(question)
             if not isinstance(reply, bytes):
                 reply = Failure(f"The site sent {type(reply).__name__} instead of bytes.")
-            elif reply.startswith(REFUSAL):
-                reply = Failure(reply.removeprefix(REFUSAL).decode("utf-8", "replace"))
         except RunAborted as end:
             reply = end
         except CollabCallError as problem:
