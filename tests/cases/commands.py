@@ -13,7 +13,7 @@ from scaffpd.errors import InputError
 
 COLOURFUL = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "NO_COLOR", "SCAFFPD_DATA")
 TABLE = "train patients.csv --client hospital --target ill"
-QUICK = f"{TABLE} --splits 0"  # without what joining brings
+QUICK = f"{TABLE} --splits 0 --pairs 0"  # without what joining brings, or pairs of columns
 
 
 def ran(line, capsys, code=0):

@@ -49,8 +49,11 @@ def patients(path, n=240, number=False):
 
 
 def asked(file, data_test=0.2, data_groups=(), **tables):
-    """Settings of a run on such a table, without what joining brings unless it asks for splits."""
+    """Settings of a run on such a table; what joining brings and pairs of columns are for tests
+    that ask for them.
+    """
     data = {"file": str(file), "client": "hospital", "target": "outcome", "test": data_test}
+    data["pairs"] = 0
     data |= {"groups": list(data_groups)} if data_groups else {}
     tables["training"] = {"splits": 0} | tables.get("training", {})
     return RunConfig.of({"data": data, **tables}, file.name)
