@@ -10,7 +10,7 @@ import pytest
 from cases.commands import COLOURFUL, QUICK, TABLE, patients, ran, refusal
 
 ROWS = "".join(f"{i},{i % 3},{i % 2}\n" for i in range(40))
-OBJECTIVE = '[objective]\nkind = "ChiSquare"\nrho = 0.1\n'
+OBJECTIVE = '[columns]\nage = "number"\n[objective]\nkind = "ChiSquare"\nrho = 0.1\n'
 
 
 def silo(name, target="y", more=""):
