@@ -70,7 +70,8 @@ def test_a_table_becomes_models_scores_and_curves(place, capsys):
     found = predict(place / "run", place / "patients.csv")
     age = np.array([float(row[3]) for row in patients()])
     assert np.corrcoef(found.predicted, age)[0, 1] > 0.5
-    until, chance = predict(place / "run" / "average.safetensors", place / "patients.csv").survival
+    chances = predict(place / "run" / "average.safetensors", place / "patients.csv").survival
+    ((until, chance),) = chances.items()
     y = np.array([row[1:3] for row in patients()], dtype=float)
     assert chance.mean() == pytest.approx(float(kaplan_meier(y)(until)), abs=0.1)
     ran("predict run patients.csv --model average", capsys)
@@ -79,6 +80,37 @@ def test_a_table_becomes_models_scores_and_curves(place, capsys):
     assert effects["age"]["ratio"] == pytest.approx(np.exp(effects["age"]["estimate"]))
     assert "hazard" in drawn["coefficients"].caption
     assert f"expected by {until:g}" in score_tables(run)[0].heads
+
+
+def test_periods_are_the_second_way_with_noise_too(place, capsys):
+    write(patients(600))
+    ends = [150.0, 300.0, 500.0]
+    periods = "--periods 150,300,500"
+    ran(f"{LINE} {periods} --no-report --out run", capsys)
+    run = RunRecord.read(place / "run")
+    assert run.measure == "concordance"
+    assert run.remarks[0].startswith("Discrete time: a logistic hazard in each of the periods")
+    assert run.main.certificate < 1e-5
+    for name in ("average", "fair", "personal"):
+        everyone = run.score_rows(name)[EVERYONE].values
+        assert everyone["concordance"] > 0.6
+        assert everyone["horizon"] == 300
+        assert abs(everyone["mean_probability"] - everyone["base_rate"]) < 0.15
+        assert everyone["brier"] < 0.25
+    assert {"survival", "risks"} <= {figure.name for figure in figures(run)}
+    effects = {row.column: row.values for row in run.effects}
+    assert 0.05 < effects["age"]["low"] < effects["age"]["high"] < 0.25  # of log-odds
+    y = np.array([row[1:3] for row in patients(600)], dtype=float)
+    for name in ("constant", "average", "personal"):
+        chances = predict(place / "run" / f"{name}.safetensors", place / "patients.csv").survival
+        assert list(chances) == ends
+        for end, chance in chances.items():
+            assert chance.mean() == pytest.approx(float(kaplan_meier(y)(end)), abs=0.1)
+    ran(f"{LINE} {periods} --no-report --epsilon 8 --out private", capsys)
+    private = RunRecord.read(place / "private")
+    assert private.privacy.epsilon <= 8 + 1e-6
+    assert private.score_rows("fair")[EVERYONE].values["concordance"] > 0.55
+    assert refusal(f"{LINE} --epsilon 8 --out cox") == "private-cox"
 
 
 def test_where_columns_predict_no_time_the_model_written_is_the_constant(place, capsys):
@@ -232,7 +264,7 @@ def test_scores_are_those_of_other_packages():
     times = np.quantile(time, [0.2, 0.4, 0.6])
     guess = np.sort(random.random((80, 3)))[:, ::-1]
     theirs = metrics.brier_score(structured, structured, guess, times)[1]
-    np.testing.assert_allclose(brier(y, y, times, guess), theirs, rtol=1e-10)
+    np.testing.assert_allclose(brier(y, times, guess), theirs, rtol=1e-10)
     group = random.integers(0, 3, 80)
     ours = log_rank(group, np.zeros(80, dtype=np.int64), y)
     assert ours == pytest.approx(compare_survival(structured, group)[0], rel=1e-9)

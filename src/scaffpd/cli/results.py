@@ -240,11 +240,10 @@ def predict(
 
 
 def _chances(found: Predictions) -> Columns:
-    """Return probabilities: of the predicted label, or to survive until a time."""
+    """Return probabilities: of the predicted label, or to survive a time."""
     if found.survival is None:
         return {"probability": found.probability}
-    until, chance = found.survival
-    return {} if math.isnan(until) else {f"probability to survive {until:g}": chance}
+    return {f"probability to survive {until:g}": own for until, own in found.survival.items()}
 
 
 def _show_scores(console: Console, rows: list[ScoreRow], labels: list[str]) -> None:

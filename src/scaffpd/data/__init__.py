@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from scaffpd.data.flamby import flamby_heart as flamby_heart
     from scaffpd.data.flamby import tcga_brca as tcga_brca
     from scaffpd.data.hospitals import heart_disease as heart_disease
-    from scaffpd.data.periods import person_periods as person_periods
-    from scaffpd.data.periods import survival_of as survival_of
     from scaffpd.data.silos import Silos as Silos
     from scaffpd.data.silos import dirichlet as dirichlet
 
@@ -24,7 +22,6 @@ _NAMES = {
     "datasets": "beijing_air breast_cancer digits synthetic",
     "flamby": "flamby_heart tcga_brca",
     "hospitals": "heart_disease",
-    "periods": "person_periods survival_of",
     "silos": "Silos dirichlet",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}

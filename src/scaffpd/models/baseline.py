@@ -103,10 +103,10 @@ def breslow(y: Vector, z: Vector) -> Steps:
     return Steps(times, np.cumsum(rates) * np.exp(-top), 0.0)
 
 
-def brier(train: Vector, test: Vector, times: Vector, survival: Vector) -> Vector:
-    """Return the Brier score of predicted survival, (rows × times), at each time."""
-    censored = kaplan_meier(np.column_stack([train[:, 0], 1 - train[:, 1]]))
-    time, event = test[:, :1], test[:, 1:2] > 0
+def brier(y: Vector, times: Vector, survival: Vector) -> Vector:
+    """Return the Brier score of the predicted survival, (rows × times), of rows y at each time."""
+    censored = kaplan_meier(np.column_stack([y[:, 0], 1 - y[:, 1]]))
+    time, event = y[:, :1], y[:, 1:2] > 0
     early = (time <= times) & event
     left = np.where(early, censored(time, before=True), censored(times))
     squares = np.where(early, survival**2, np.where(time > times, (1 - survival) ** 2, 0.0))

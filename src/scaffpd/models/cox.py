@@ -35,6 +35,8 @@ from scaffpd.models.samples import Levers, PaddedBlock, StackedSamples
 from scaffpd.models.weighted_loss import row_weights
 
 COX = "cox"
+HAZARD = "hazard"  # discrete time (`periods.py`)
+TIMES = (COX, HAZARD)  # losses of times to an event
 NEWTON = 60
 HALVINGS = 40
 NEAR = 1e-9  # decrease of a Newton step, relative to the value, below which it is taken as it is
@@ -81,8 +83,8 @@ def refuse_noise() -> NoReturn:
     raise InputError(
         "private-cox",
         "Cox's likelihood has no gradient of a single record to clip: every record is in the risk "
-        "sets of others. Cut time into periods in Python (scaffpd.data.person_periods), and train "
-        'Private(Linear("logistic")) on a row for every person and period.',
+        "sets of others. Cut time into periods (--periods 365,730, in Python "
+        'Linear("hazard", periods=[365, 730])): their likelihood is a sum over persons.',
     )
 
 

@@ -14,10 +14,11 @@ from torch import Tensor
 from scaffpd.errors import InputError, count, real, shortened, unknown
 from scaffpd.federation import Vector
 from scaffpd.models.arrays import Array, check_range
-from scaffpd.models.cox import COX, CoxOracle, survival_targets
+from scaffpd.models.cox import COX, HAZARD, TIMES, CoxOracle, survival_targets
 from scaffpd.models.glm import LinearOracle
 from scaffpd.models.losses import BUILT_IN, Loss, Squared, check_loss, loss_named
 from scaffpd.models.oracle import ClientData, Oracle
+from scaffpd.models.periods import at_risk, person_periods
 from scaffpd.models.point import Ridge
 from scaffpd.models.quadratic import QuadraticOracle
 from scaffpd.models.risk_sets import EFRON, TIES
@@ -41,8 +42,9 @@ class Linear:
 
     Args:
         loss: "squared" (one or several target columns), "logistic" (labels 0/1), "softmax" (labels
-            0, 1, …), "poisson" (counts, with mean log(1 + e^z)) or "cox" (times to an event, with
-            the columns time and event, and entry and weight if there are such).
+            0, 1, …), "poisson" (counts, with mean log(1 + e^z)), or of times to an event, with the
+            columns time and event, and entry and weight if there are such: "cox", or "hazard", a
+            logistic hazard in each of the `periods`, which is a sum over rows.
         l2: the regulariser (l2/2)‖x‖² on *all* of x, the intercept included; the certificate rests
             on it. Or ½ Σ_k l2_k x_k²: one number for each feature, and a last one for the
             intercept; the same for all outputs. "auto": by evidence, when a cohort is made; the
@@ -58,7 +60,9 @@ class Linear:
         groups: the group of each feature, by name: features of one group share the strengths that
             the evidence sets. Without groups every feature is one; so is the intercept.
         ties: of events at the same time: "efron" or "breslow". "cox" only.
-        entry: the third column of y is the time from which on a row is at risk. "cox" only.
+        entry: the third column of y is the time from which on a row is at risk.
+        periods: their ends, of "hazard"; the first begins at 0. x ends with a level for each. With
+            differential privacy they must not be chosen from rows.
     """
 
     loss: str = "squared"
@@ -70,18 +74,29 @@ class Linear:
     exposed: bool = False
     ties: str = EFRON
     entry: bool = False
+    periods: Sequence[float] = ()
 
     def __post_init__(self) -> None:
-        if self.loss != COX:
+        if not self.timed:
             loss_named(self.loss)
         elif self.intercept:
             raise InputError(
                 "cox-intercept",
-                "Cox's model has no intercept, as every client has a baseline hazard of its own.",
+                "Times to an event need no intercept: every client, or every period, has a "
+                "baseline of its own.",
+            )
+        object.__setattr__(self, "periods", tuple(map(float, self.periods)))
+        lengths = np.diff(self.periods, prepend=0.0)
+        rise = bool(np.all((lengths > 0) & np.isfinite(lengths)))
+        if (self.loss == HAZARD) != bool(self.periods) or not rise:
+            raise InputError(
+                "periods-not-rising",
+                "Periods need ends that rise from above zero, such as 365 and 730; in Python they "
+                'belong to Linear("hazard").',
             )
         if self.ties not in TIES:
             raise unknown("way with ties", self.ties, TIES)
-        if self.entry and self.loss != COX:
+        if self.entry and not self.timed:
             raise InputError(
                 "entry-without-times", 'Linear takes entries of times to an event, with loss="cox".'
             )
@@ -104,15 +119,52 @@ class Linear:
             return
         if count("Linear", "classes", self.classes) < 2:
             raise InputError("too-few-classes", f"Linear needs classes >= 2, got {self.classes}.")
-        if self.loss in ("logistic", "poisson", COX):
+        if self.loss in ("logistic", "poisson", *TIMES):
             have = "logistic loss has two" if self.loss == "logistic" else "there are none"
             raise InputError(
                 "loss-without-classes",
                 f"Linear takes classes with loss='softmax' or 'squared'; {have}.",
             )
 
+    @property
+    def timed(self) -> bool:
+        """Whether targets are times to an event."""
+        return self.loss in TIMES
+
+    @property
+    def beyond(self) -> tuple[str, ...]:
+        """Names of the coefficients behind those of the features."""
+        return (*("intercept",) * self.intercept, *(f"until {end:g}" for end in self.periods))
+
+    def by_periods(self, data: ClientData, whole: bool = False) -> tuple[Linear, ClientData]:
+        """Return a logistic model and its data: a row for every person and period at risk.
+
+        `whole` keeps the periods without risk, as zeros: then a person has one row for each.
+        """
+        self._check_groups(data.features[0].shape[1])
+        rows: list[Array] = []
+        labels: list[Array] = []
+        persons = survival_targets(data.labels, data.names, self.entry, self.weighted)
+        for name, X, y in zip(data.names, data.features, persons, strict=True):
+            there, seen = at_risk(y, self.periods)
+            if not there.any():
+                raise InputError(
+                    "nobody-at-risk",
+                    f"Client {name!r} has nobody at risk until the middle of a period: begin with "
+                    "a shorter one, or leave the client out.",
+                )
+            chosen = np.full(there.size, True) if whole else there.ravel()
+            own = [seen.ravel(), *[np.repeat(y[:, 3], len(self.periods))] * self.weighted]
+            rows.append(person_periods(np.asarray(X, dtype=np.float64), there)[chosen])
+            labels.append(np.column_stack(own)[chosen] if self.weighted else own[0][chosen])
+        model = replace(self, loss="logistic", periods=(), entry=False, groups=None)
+        return model, replace(data, features=rows, labels=labels, columns=None)
+
     def oracle(self, data: ClientData, like: Oracle | None = None) -> Oracle:
         """Bind to the clients' checked data; x takes its length from `like` if given."""
+        if self.periods and data.features[0].ndim == 2:
+            model, data = self.by_periods(data)
+            return model.oracle(data, like)
         features = data.features
         names = data.names
         device = data.device
@@ -189,7 +241,7 @@ class Linear:
         ones = np.ones(len(y))
         exposure = np.asarray(y[:, 1], dtype=np.float64) if self.exposed else ones
         w = np.asarray(y[:, -1], dtype=np.float64) if self.weighted else ones
-        own = y[:, 0] if self.weighted or self.exposed or self.loss == COX else y
+        own = y[:, 0] if self.weighted or self.exposed or self.timed else y
         return cast("Vector", own), exposure, w / (w.mean() or 1.0)
 
     def ridge(self, width: int, outputs: int, device: torch.device) -> Ridge:
@@ -223,7 +275,7 @@ class Linear:
     def reshape(self, x: NDArray[np.float64] | Tensor, features: int) -> Coefficients:
         """Reshape a flat x to (features × outputs) weights and, if any, the outputs' offsets."""
         flat = np.asarray(x.detach().cpu() if isinstance(x, Tensor) else x)
-        rows = count("Linear.reshape", "features", features) + self.intercept
+        rows = count("Linear.reshape", "features", features) + len(self.beyond)
         if flat.ndim != 1 or flat.size == 0 or flat.size % rows:
             raise InputError(
                 "point-length",
@@ -235,8 +287,8 @@ class Linear:
     def predict(
         self, x: NDArray[np.float64] | Tensor, rows: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Return the expectation of every row, a count's mean; for "cox" ⟨a_j, x⟩."""
-        if self.loss == COX:
+        """Return the expectation of every row, a count's mean; of times ⟨a_j, x⟩."""
+        if self.timed:
             return self.outputs(x, rows)[:, 0]
         return loss_named(self.loss).mean(self.outputs(x, rows)[:, 0])
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -34,7 +35,7 @@ from scaffpd.models.glm import LinearOracle
 from scaffpd.models.losses import Loss
 from scaffpd.models.network import first_line
 from scaffpd.models.network_oracle import ModuleOracle
-from scaffpd.models.samples import StackedSamples
+from scaffpd.models.samples import Ragged, StackedSamples
 
 FINEST = 40  # most binary digits of a record's part
 EXACT = 52  # most binary digits of a sum
@@ -88,7 +89,7 @@ class LinearSums:
     clips: tuple[Clip, Clip]
 
     @classmethod
-    def of(cls, oracle: LinearOracle, clips: tuple[Clip, Clip], radius: float | None) -> LinearSums:
+    def of(cls, oracle: LinearOracle, clips: tuple[Clip, Clip], radius: float | None) -> Self:
         """Take the oracle's records; those longer than R are scaled to the length R."""
         rows = oracle.rows
         A = rows.A if radius is None else rows.A * (radius / rows.norms).clamp_max(1)[:, None]
@@ -122,6 +123,38 @@ class LinearSums:
         if at.ndim == 1:
             return self.rows.A @ at.view(-1, self.outputs)
         return self.rows.along(at.view(len(at), -1, self.outputs))
+
+
+@dataclass(frozen=True)
+class PersonSums(LinearSums):
+    """Persons with a row for each of K periods, of zeros where they are not at risk.
+
+    A record is a person: its losses and its gradients are added up before they are clipped.
+
+    Attributes:
+        periods: K.
+    """
+
+    periods: int = 1
+
+    def losses(self, x: Tensor) -> Tensor:
+        """Return Σ_j clip(ℓ_j(x), 0, B) per client, in units."""
+        each = self.loss.value(self._predictions(x), self.rows.y) * self.rows.A.any(1)
+        return self._added(bounded(self._by_person(each), self.clips[1]))
+
+    def gradients(self, at: Tensor) -> Tensor:
+        """Return the clipped sums, (N, d), in units, at one x for all or every client's own u_i."""
+        r = self.loss.residual(self._predictions(at), self.rows.y)
+        each = torch.nan_to_num(self._by_person(r * self.rows.A).double(), posinf=0.0, neginf=0.0)
+        return self._added(clipped(each, self.clips[0]))
+
+    def _by_person(self, rows: Tensor) -> Tensor:
+        return rows.view(-1, self.periods, *rows.shape[1:]).sum(1)
+
+    def _added(self, parts: Tensor) -> Tensor:
+        layout = self.rows.layout
+        persons = [rows // self.periods for rows in layout.lengths]
+        return Ragged(persons, parts.device, parts.dtype).segment_sum(parts)
 
 
 @dataclass(frozen=True)
@@ -164,10 +197,7 @@ class ModuleSums:
 
     def _clipped(self, each: Tensor) -> Tensor:
         """Return what every record's gradient counts, (m, d)."""
-        each = torch.where(torch.isfinite(each).all(1, keepdim=True), each, 0).double()
-        clip = self.clips[0]
-        unit, sizes = directions(each)
-        return floored(unit, (sizes / clip.most).clamp_max(1), clip.bits)
+        return clipped(each, self.clips[0])
 
 
 ClippedSums = LinearSums | ModuleSums
@@ -191,6 +221,13 @@ def directions(rows: Tensor) -> tuple[Tensor, Tensor]:
     norms = scaled.norm(dim=1, keepdim=True)  # from 1 to √d, or 0
     sizes = (largest * norms)[:, 0].clamp_max(torch.finfo(rows.dtype).max)
     return scaled / torch.where(norms > 0, norms, 1), sizes
+
+
+def clipped(each: Tensor, clip: Clip) -> Tensor:
+    """Return g_j min(1, C/‖g_j‖), in units."""
+    each = torch.where(torch.isfinite(each).all(1, keepdim=True), each, 0).double()
+    unit, sizes = directions(each)
+    return floored(unit, (sizes / clip.most).clamp_max(1), clip.bits)
 
 
 def bounded(values: Tensor, clip: Clip) -> Tensor:

@@ -22,7 +22,14 @@ from scaffpd.models.network_oracle import ModuleOracle
 from scaffpd.models.oracle import ClientData, Oracle
 from scaffpd.models.point import Ridge
 from scaffpd.privacy.accountant import SAFE, Account, least_noise
-from scaffpd.privacy.mechanism import LARGEST_NOISE, Clip, ClippedSums, LinearSums, ModuleSums
+from scaffpd.privacy.mechanism import (
+    LARGEST_NOISE,
+    Clip,
+    ClippedSums,
+    LinearSums,
+    ModuleSums,
+    PersonSums,
+)
 from scaffpd.privacy.noise import client_key, digest, secret_bytes
 from scaffpd.privacy.oracle import PrivateClient, PrivateOracle
 
@@ -151,6 +158,10 @@ class Private:
         """Return z and z_L."""
         return float(self.noise), float(self.noise if self.loss_noise is None else self.loss_noise)
 
+    @property
+    def _periods(self) -> Sequence[float]:
+        return self.model.periods if isinstance(self.model, Linear) else ()
+
     @classmethod
     def solved(
         cls,
@@ -207,7 +218,7 @@ class Private:
             inner = like.inner if isinstance(like, PrivateOracle) else like
             return self.model.oracle(data, inner)
         data = replace(data, features=[np.asarray(x) for x in data.features])
-        oracle = self.model.oracle(data)
+        oracle = self._bound(data)
         sizes = [len(x) for x in data.features]
         alone = self.together is None
         if self.together is not None and sum(sizes) > self.together:
@@ -226,6 +237,9 @@ class Private:
         sums: ClippedSums
         if isinstance(oracle, LinearOracle):
             sums = LinearSums.of(oracle, clips, self.radius)
+            if self._periods:
+                sums = PersonSums.of(oracle, clips, self.radius)
+                sums = replace(sums, periods=len(self._periods))
             ridge = oracle.ridge
         else:
             assert isinstance(oracle, ModuleOracle)
@@ -243,6 +257,13 @@ class Private:
             self.colluding,
             self.together or max(sizes),
         )
+
+    def _bound(self, data: ClientData) -> Oracle:
+        """Bind the model; with periods every person has a row for each of them."""
+        if isinstance(self.model, Linear) and self.model.periods:
+            model, data = self.model.by_periods(data, whole=True)
+            return model.oracle(data)
+        return self.model.oracle(data)
 
     def _members(self, data: ClientData) -> list[PrivateClient]:
         """Derive every client's key, from all that its answers depend on besides the question."""
@@ -271,7 +292,10 @@ class Private:
         linear = isinstance(self.model, Linear)
         L = self.smoothness
         if L is None and self.radius is not None:
-            L = loss_named(str(self.model.loss)).curvature * self.radius**2 + ridge.most
+            loss = "logistic" if self._periods else str(self.model.loss)
+            # every period of a person adds a curvature
+            curvature = loss_named(loss).curvature * max(len(self._periods), 1)
+            L = curvature * self.radius**2 + ridge.most
         if L is None:
             return None
         smooth = np.full(len(samples), float(L))

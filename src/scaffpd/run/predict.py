@@ -25,7 +25,8 @@ from scaffpd.data.tabular.encode import ClientRows, Target
 from scaffpd.data.tabular.formats import OpenTable, open_table
 from scaffpd.data.tabular.read import number, read_columns
 from scaffpd.errors import InputError, unknown
-from scaffpd.models.cox import COX
+from scaffpd.models.cox import TIMES
+from scaffpd.models.periods import survival_at
 from scaffpd.numbers import several
 from scaffpd.run.record import RunRecord, ScoreRow, is_run
 from scaffpd.run.scores import score_groups
@@ -56,8 +57,8 @@ class Predictions:
     # the target; `None` where a row has none, or the file has no such column
     truth: list[Answer | None] | None = field(repr=False)
     remarks: tuple[str, ...]  # what the model has not seen in training
-    # of times to an event: a time, NaN if none is known, and the chance to survive it
-    survival: tuple[float, Matrix] | None = field(default=None, repr=False)
+    # of times to an event: the chance to survive each time for which it is known
+    survival: Mapping[float, Matrix] | None = field(default=None, repr=False)
 
     @property
     def probability(self) -> NDArray[np.float64]:
@@ -149,10 +150,17 @@ def predict(
         unsure.append(f"{rows_of}: predicted by the shared model.")
     predicted, shares = _answers(X, x, setup, whose, owners)
     survival = None
-    if setup.model.get("loss") == COX:
+    if setup.model.get("loss") in TIMES:
         truth = None  # times alone say nothing
         written = file_of.stem if file_of.stem != "model" else None
         survival = _survival(record, written, names, predicted)
+    ends = setup.model.get("periods")
+    if ends:
+        place = {name: k + 1 for k, name in enumerate(owners)}
+        own = x[[place.get(name, 0) for name in names]] if owners else x[None]
+        risks = np.array(predicted, dtype=np.float64)
+        chances = survival_at(np.array(ends), risks, own[:, -len(ends) :], ends)
+        survival = dict(zip(ends, chances.T, strict=True))
     if "exposure" in setup.model:
         offset, usual = setup.model["exposure"]
         if offset in table.names:
@@ -167,18 +175,18 @@ def predict(
 
 def _survival(
     record: RunRecord | None, model: str | None, clients: Sequence[str], risks: Sequence[Answer]
-) -> tuple[float, Matrix]:
+) -> dict[float, Matrix]:
     """Return a time, and every row's chance to survive it by its client's own baseline."""
     if model is None and record is not None:
         model = record.joining.recommendation if record.joining else record.main.name
     rows = {} if record is None or model is None else record.score_rows(model)
     values = {name: row.values for name, row in rows.items() if row.values.get("hazard")}
     if not values:
-        return math.nan, np.full(len(risks), np.nan)
+        return {}
     hazard = np.array([(values.get(name) or {}).get("hazard") or np.nan for name in clients])
     with np.errstate(over="ignore"):
         chance = np.exp(-hazard * np.exp(np.array(risks, dtype=np.float64)))
-    return next(iter(values.values()))["horizon"] or 0.0, chance
+    return {next(iter(values.values()))["horizon"] or 0.0: chance}
 
 
 def promise(run: Path) -> str | None:

@@ -26,6 +26,7 @@ from scaffpd.data.tabular.settings import (
 from scaffpd.errors import InputError, unknown
 from scaffpd.federation import ClientScores, Vector
 from scaffpd.models import Linear, Personal, regulariser
+from scaffpd.models.baseline import concordance
 from scaffpd.models.cox import refuse_noise
 from scaffpd.numbers import several
 from scaffpd.privacy.counts import SHARE, PrivateCounting
@@ -40,14 +41,21 @@ Pair = tuple[Any, Any]
 FLAT = 1e-6  # ridge of an intercept: it changes nothing, and the certificate needs one everywhere
 SHOWN = 20  # names of columns in a sentence
 SURVIVES = (
-    "Cox's model: risk sets within a client, Efron's ties. Losses count from that of a model that "
-    "knows nothing, as partial likelihoods of clients cannot be compared.",
+    "Cox's model: risk sets and baselines within a client, Efron's ties. Losses count from that of "
+    "a model that knows nothing, as partial likelihoods of clients cannot be compared."
+)
+PERIODS = (
+    "Discrete time: a logistic hazard in each of the periods until {}, with levels that all "
+    "clients share. Losses are means over persons and periods at risk."
 )
 LOSS = {
     "logistic": "logistic regression",
     "softmax": "softmax regression",
     "squared": "least squares",
-} | {"poisson": "Poisson regression", "cox": "Cox's model, risk sets within clients"}
+    "poisson": "Poisson regression",
+    "cox": "Cox's model, risk sets within clients",
+    "hazard": "logistic hazards of periods",
+}
 
 
 @dataclass(frozen=True)
@@ -122,7 +130,7 @@ class Prepared:
         kappa = config.model.kappa
         if own is None or isinstance(kappa, str):
             return Personal(self.model, kappa, own)
-        width = len(self.columns) + self.model.intercept
+        width = len(self.columns) + len(self.model.beyond)
         each = np.full(width, np.inf)  # a model's file has strengths only
         each[[-1 if j == INTERCEPT else int(j) for j in own]] = kappa
         return Personal(self.model, each.tolist())
@@ -146,17 +154,26 @@ class Prepared:
         """Score x: losses without the regulariser; of numbers, RMSE in the data's units."""
         found = cohort.evaluate(x, split)
         found = replace(found, loss=found.loss - regulariser(cohort.model, x))
-        if self.upwards:
+        if self.upwards and not self.model.periods:
             return found
-        if self.model.loss == "poisson":
+        if self.model.periods or self.model.loss == "poisson":
             rows = self.train if split == "train" else self.test
-            model = self.model
             models = cohort.own_models(x)
             own = [x] * len(rows) if models is None else [u.numpy(force=True) for u in models]
-            errors = [
-                np.mean(w * (exposure * model.predict(u, np.asarray(X)) - counts) ** 2)
+            answers = [
+                (self.model.predict(u, np.asarray(X)), y)
                 for u, (X, y) in zip(own, rows, strict=True)
-                for counts, exposure, w in [model.parts(y)]
+            ]
+            if self.model.periods:
+                entry = self.model.entry
+                ranked = [
+                    concordance(y[:, 0], y[:, 1], z, y[:, 2] if entry else None) for z, y in answers
+                ]
+                return replace(found, accuracy=np.array(ranked))
+            errors = [
+                np.mean(w * (exposure * mean - counts) ** 2)
+                for mean, y in answers
+                for counts, exposure, w in [self.model.parts(y)]
             ]
             return replace(found, accuracy=np.sqrt(errors))
         return replace(found, accuracy=self.unit * np.sqrt(np.maximum(found.loss, 0.0)))
@@ -166,6 +183,8 @@ class Prepared:
         if self.schema is None:
             return None
         model = {"kind": "linear", "loss": self.model.loss, "intercept": self.model.intercept}
+        if self.model.periods:
+            model["periods"] = list(self.model.periods)
         if self.model.classes is not None:
             model["classes"] = self.model.classes
         if self.exposure is not None:
@@ -243,7 +262,7 @@ def _from_file(
         found.mean,
         found.deviation,
         (
-            *(SURVIVES if task == SURVIVAL else ()),
+            *_ways(source),
             *_kinds(found),
             *_private(config, counts),
             *found.remarks,
@@ -286,23 +305,39 @@ def _rows(found: Clients, unit: float, centre: float) -> tuple[list[Pair], list[
 def _weighted(config: RunConfig, source: TableSettings, found: Clients, classes: int) -> Linear:
     """Make the model of a table, with its weights and exposures."""
     groups = [feature.group for feature in encoded_features(found.schema)]
+    if config.privacy is not None and (source.weight or source.offset):
+        raise InputError("weights-with-noise", "--weight and --offset need a model without noise.")
     if source.time is not None:
-        return _cox(config, found, groups, source.weight is not None)
+        return _timed(config, source, found, groups)
     made = _model(config, source.task or found.schema["task"], classes, groups)
     if source.weight is None and source.offset is None:
         return made
-    if config.privacy is not None:
-        raise InputError("weights-with-noise", "--weight and --offset need a model without noise.")
     return replace(made, weighted=source.weight is not None, exposed=source.offset is not None)
 
 
-def _cox(config: RunConfig, found: Clients, groups: Sequence[str], weighted: bool) -> Linear:
+def _ways(source: TableSettings) -> list[str]:
+    """Say how times to an event are modelled."""
+    if source.time is None:
+        return []
+    ends = " and ".join(", ".join(f"{end:g}" for end in source.periods).rsplit(", ", 1))
+    return [PERIODS.format(ends) if source.periods else SURVIVES]
+
+
+def _timed(config: RunConfig, source: TableSettings, found: Clients, groups: list[str]) -> Linear:
     """Make the model of times to an event; dates of entry have become times."""
-    if config.privacy is not None:
-        refuse_noise()
+    weighted = source.weight is not None
     entry = len(found.rows[0].extra) - weighted > 1
-    l2 = config.model.l2
-    return Linear("cox", l2, groups=tuple(groups), weighted=weighted, entry=entry)
+    given = config.model.l2
+    l2: float | str | list[float] = given
+    if config.privacy is not None:
+        if not source.periods:
+            refuse_noise()
+        l2 = PRIVATE if isinstance(given, str) else given
+    elif source.periods and not isinstance(given, str):
+        l2 = [given] * len(groups) + [min(given, FLAT)] * len(source.periods)
+    kind = "hazard" if source.periods else "cox"
+    named = tuple(groups) if config.privacy is None else None
+    return Linear(kind, l2, groups=named, weighted=weighted, entry=entry, periods=source.periods)
 
 
 def _curved(config: RunConfig) -> bool:

@@ -322,7 +322,7 @@ def effects(config: RunConfig, prepared: Prepared) -> CoefficientTable | None:
     groups = [encoded[j].group for j in lines]
     named = prepared.differing(config.model.personal)
     places = {j: k for k, j in enumerate(lines)} | {INTERCEPT: INTERCEPT}
-    last = [INTERCEPT] * model.intercept
+    last = list(model.beyond)
     differ = None if named is None else [places[j] for j in named if j in places]
     rows = [(np.asarray(X)[:, lines], y) for X, y in prepared.train]
     shape = replace(model, l2=0.0, groups=tuple(groups))

@@ -1,19 +1,22 @@
 """Scores and curves of times to an event, on held-out rows of clients in this process.
 
-A client's baseline is Breslow's on its own training rows. Expected is the mean chance of an event
-until the horizon, the median of all training rows' event times; true is Kaplan and Meier's.
+Cox's baselines are Breslow's, of a client's own training rows; those of periods are the model's.
+Expected is the mean chance of an event until the horizon: the median of all training rows' event
+times, or the end of the period in the middle. True is Kaplan and Meier's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import chdtrc
 
 from scaffpd.models import Linear
-from scaffpd.models.baseline import breslow, brier, kaplan_meier, log_rank
+from scaffpd.models.baseline import Steps, breslow, brier, kaplan_meier, log_rank
+from scaffpd.models.periods import survival_at
 from scaffpd.run.prepare import Prepared
 from scaffpd.run.record import EVERYONE, THIRDS, ScoreRow
 from scaffpd.study.concordance import interval
@@ -27,24 +30,30 @@ def survival_rows(
     prepared: Prepared, parameters: Mapping[str, Sequence[Array]]
 ) -> tuple[list[ScoreRow], list[ScoreRow]]:
     """Return scores of every model and client, and of all rows; and curves."""
-    train = [(np.asarray(X, float), np.asarray(y, float)) for X, y in prepared.train]
-    test = [(np.asarray(X, float), np.asarray(y, float)) for X, y in prepared.test]
+    model = prepared.model
+    train, test = (
+        [(np.asarray(X, float), np.asarray(y, float)) for X, y in pairs]
+        for pairs in (prepared.train, prepared.test)
+    )
+    ends = model.periods
     events = np.concatenate([y[y[:, 1] > 0, 0] for _, y in train])
-    horizon = float(np.median(events)) if len(events) else np.inf
+    horizon = ends[len(ends) // 2] if ends else float(np.median(events)) if len(events) else np.inf
+    sizes = [len(y) for _, y in test]
+    largest = sorted(range(len(test)), key=lambda i: -sizes[i])[:MOST]
     scores: list[ScoreRow] = []
     curves: list[ScoreRow] = []
-    largest = sorted(range(len(test)), key=lambda i: -len(test[i][1]))[:MOST]
     for name, own in parameters.items():
         found = []
         risks = []
         for i, client in enumerate(prepared.names):
-            model = _Fitted(prepared.model, own[i], train[i])
-            found.append(model.scores(*test[i], horizon))
-            risks.append(model.risk(test[i][0]))
-            scores.append(_row(name, client, len(test[i][1]), found[-1]))
+            fitted = _Fitted.of(model, own[i], *train[i])
+            risks.append(fitted.risk(test[i][0]))
+            found.append(fitted.scores(*test[i], horizon))
+            scores.append(_row(name, client, sizes[i], found[-1]))
             if i in largest:
-                curves += model.curve(*test[i], name, client)
-        sizes = [len(y) for _, y in test]
+                X, y = test[i]
+                times = np.linspace(0, min(y[:, 0].max(), fitted.last), POINTS)
+                curves += _points(name, client, times, y, fitted.survival(X, times).mean(0))
         scores.append(_row(name, EVERYONE, sum(sizes), _mean(found, sizes)))
         curves += list(_thirds(name, np.concatenate(risks), [y for _, y in test], scores[-1]))
     return scores, curves
@@ -67,24 +76,37 @@ def _mean(found: Sequence[Mapping[str, float]], sizes: Sequence[int]) -> dict[st
     return means
 
 
+@dataclass(frozen=True)
 class _Fitted:
-    """A client's model with the baseline of its training rows."""
+    """A client's model: of Cox's, with the baseline of its training rows."""
 
-    def __init__(self, model: Linear, x: Array, train: tuple[Array, Array]) -> None:
-        self.model = model
-        self.x = x
-        self.y = train[1][:, : 3 if model.entry else 2]
-        self.centre = train[0].mean(0)
-        self.baseline = breslow(self.y, self.risk(train[0]))
+    model: Linear
+    x: Array
+    centre: Array
+    baseline: Steps | None
+    last: float  # the time until which chances are known
+
+    @classmethod
+    def of(cls, model: Linear, x: Array, X: Array, y: Array) -> _Fitted:
+        """Take a client's parameters and training rows."""
+        if model.periods:
+            return cls(model, x, np.zeros(X.shape[1]), None, model.periods[-1])
+        centre = X.mean(0)
+        baseline = breslow(y[:, : 2 + model.entry], (X - centre) @ x)
+        return cls(model, x, centre, baseline, float(y[:, 0].max()))
 
     def risk(self, X: Array) -> Array:
-        """Return z of every row, 0 of a mean one."""
-        return np.asarray((X - self.centre) @ self.x)
+        """Return z of every row; of Cox's model, 0 of a mean one."""
+        return self.model.predict(self.x, X - self.centre)
 
     def survival(self, X: Array, times: Array) -> Array:
         """Return the chance to survive each time, (rows × times)."""
+        risk = self.risk(X)
+        if self.baseline is None:
+            levels = self.x[X.shape[1] :]
+            return survival_at(times, risk, levels, self.model.periods)
         with np.errstate(over="ignore"):
-            return np.exp(-self.baseline(times) * np.exp(self.risk(X))[:, None])
+            return np.exp(-self.baseline(times) * np.exp(risk)[:, None])
 
     def scores(self, X: Array, y: Array, horizon: float) -> dict[str, float]:
         """Return concordance with its interval, Brier score, expected and true share of events."""
@@ -93,24 +115,26 @@ class _Fitted:
         if ends is not None:
             names = ("concordance", "concordance_low", "concordance_high")
             found |= dict(zip(names, ends, strict=True))
-        if np.isfinite(horizon):  # and the hazard until then where Xx = 0
+        begin = 0.0
+        if np.isfinite(horizon):
+            found["horizon"] = horizon
+        if self.baseline is not None:
+            if not len(self.baseline.times):
+                return found
+            begin = float(self.baseline.times[0])
+            # the hazard until then where Xx = 0
             size = float(np.exp(np.clip(-self.centre @ self.x, -700, 700)))
-            found |= {"horizon": horizon, "hazard": float(self.baseline(horizon)) * size}
-        if self.model.entry or not len(self.baseline.times):
+            found["hazard"] = float(self.baseline(horizon)) * size
+        if self.model.entry:
             return found
-        until = min(y[:, 0].max(), self.y[:, 0].max())
-        times = np.linspace(self.baseline.times[0], until, POINTS + 2)[1:-1]
-        if until > self.baseline.times[0]:
-            found["brier"] = float(brier(self.y, y, times, self.survival(X, times)).mean())
+        until = min(float(y[:, 0].max()), self.last)
+        times = np.linspace(begin, until, POINTS + 2)[1:-1]
+        if until > begin:
+            found["brier"] = float(brier(y, times, self.survival(X, times)).mean())
         if horizon < until:
             found["mean_probability"] = float(1 - self.survival(X, np.array([horizon])).mean())
             found["base_rate"] = float(1 - kaplan_meier(y[:, :2])(horizon))
         return found
-
-    def curve(self, X: Array, y: Array, name: str, client: str) -> Iterator[ScoreRow]:
-        """Yield what was observed at a client beside the mean of what was predicted."""
-        times = np.linspace(0, y[:, 0].max(), POINTS)
-        yield from _points(name, client, times, y, self.survival(X, times).mean(0))
 
 
 def _points(

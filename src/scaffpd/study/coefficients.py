@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from scaffpd.algorithms.evidence import INTERCEPT, Evidence, Prior, climbed
+from scaffpd.algorithms.evidence import Evidence, Prior, climbed
 from scaffpd.errors import InputError, unknown
 from scaffpd.federation.modes import OwnCoefficients
 from scaffpd.models import Linear, Personal
@@ -29,6 +29,7 @@ from scaffpd.models.execution import limit_threads
 from scaffpd.models.personal import base_of
 from scaffpd.training.cohort import Cohort
 from scaffpd.training.metrics import student
+from scaffpd.training.settling import groups_of
 
 Array = NDArray[np.float64]
 FIELDS = ("estimate", "error", "low", "high", "between")
@@ -119,13 +120,13 @@ def coefficients(
         )
     width = cohort.channel.train.shape[0]
     columns = list(cohort.channel.train.columns or map(str, range(width)))
-    names = [*columns, *[INTERCEPT] * inner.intercept]
+    names = [*columns, *inner.beyond]
     if len(cohort.start()) != len(names):
         raise InputError(
             "coefficients-of-several-outputs",
             "coefficients needs a model with one output: numbers, counts or two labels.",
         )
-    groups = [*(inner.groups or columns), *[INTERCEPT] * inner.intercept]
+    groups = groups_of(inner, width, columns)
     differs = np.ones(len(names), dtype=bool)
     if isinstance(model, Personal) and model.columns is not None:
         differs = model.marked(columns, len(names))

@@ -27,6 +27,7 @@ from scaffpd.errors import InputError, count
 from scaffpd.models import Linear, Module, Personal
 from scaffpd.models.cox import COX
 from scaffpd.models.losses import loss_named
+from scaffpd.models.periods import at_risk
 from scaffpd.models.personal import base_of
 from scaffpd.objectives import Average, ChiSquare, Objective
 from scaffpd.study.alone import fit_alone
@@ -165,7 +166,7 @@ class JoiningSplit:
         # a client that was not trained on takes the average model, or the shared one
         strangers = {name: results[AVERAGE if name == ALONE else name].x for name in answers}
         parameters = {name: np.stack([strangers[name], *own]) for name, own in answers.items()}
-        if self.model.intercept or self.model.loss == COX:  # the same risk for all is no column
+        if self.model.beyond or self.model.timed:  # the same risk for all is no column
             still = np.zeros_like(parameters[ALONE])
             still[:, -constant.shape[1] :] = constant
             parameters = {CONSTANT: still, **parameters}
@@ -189,7 +190,7 @@ class JoiningSplit:
         self, outputs: Sequence[Sequence[Array]], unit: float, block: int
     ) -> tuple[HeldOutMoments, Array, str]:
         """Score every client's outputs, model by model: losses, scores, and what scores are."""
-        if self.model.loss == COX:
+        if self.model.timed:
             wrong = HeldOutMoments.of(wrong_pairs(outputs, [y for _, y in self.test], self.model))
             return wrong, 1 - wrong.means, "concordance"
         losses = []
@@ -269,8 +270,8 @@ def constants(model: Linear, targets: Sequence[NDArray[np.float64]]) -> Array:
     everybody's are added, m = σ²/τ² with the variance σ² of rows within clients and τ² between
     them, by moments. Clients whose means differ by no more than chance (an F test) get that of all.
     """
-    if model.loss == COX:  # every risk is alike
-        return np.zeros((1 + len(targets), 1))
+    if model.timed:  # every risk is alike
+        return np.tile(_levels(model, targets), (1 + len(targets), 1))
     labels = model.loss in ("logistic", "softmax")
     split = [model.parts(y) for y in targets]
     targets = [y / exposure if model.exposed else y for y, exposure, _ in split]
@@ -309,3 +310,12 @@ def constants(model: Linear, targets: Sequence[NDArray[np.float64]]) -> Array:
         mean = np.maximum(mean, 0.5 / n.sum())
         mean = mean + np.log(-np.expm1(-mean))
     return mean
+
+
+def _levels(model: Linear, targets: Sequence[NDArray[np.float64]]) -> Array:
+    """Return the log-odds of an event in every period, of all clients; a zero without periods."""
+    if not model.periods:
+        return np.zeros(1)
+    parts = [at_risk(y, model.periods) for y in targets]
+    there, seen = (np.sum([own[k].sum(0) for own in parts], 0) for k in (0, 1))
+    return np.asarray(np.log((seen + 0.5) / (there - seen + 0.5)))

@@ -33,7 +33,7 @@ def by_evidence(
     personal = model.strength if isinstance(model, Personal) else np.inf
     if AUTO not in (personal, inner.l2):
         return None
-    width = features + inner.intercept
+    width = features + len(inner.beyond)
     kappa = _given(personal, width, inner.intercept)
     if isinstance(model, Personal):
         kappa[~model.marked(columns, width)] = np.inf
@@ -46,7 +46,7 @@ def by_evidence(
 def groups_of(model: Linear, features: int, columns: Sequence[str] | None = None) -> list[str]:
     """Return the group of every feature: the model's, else its column; the intercept's last."""
     groups = list(model.groups or columns or map(str, range(features)))
-    return [*groups, *[INTERCEPT] * model.intercept]
+    return [*groups, *["period"] * len(model.periods), *[INTERCEPT] * model.intercept]
 
 
 def _given(value: float | Sequence[float] | str, width: int, intercept: bool) -> Vector:

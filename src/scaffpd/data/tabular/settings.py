@@ -15,7 +15,7 @@ from scaffpd.fields import Needs, SettingsTable
 CLASSIFICATION: Final = "classification"
 REGRESSION: Final = "regression"
 COUNTS = "counts"  # numbers of events, with Poisson loss
-SURVIVAL = "survival"  # times to an event, with Cox's likelihood
+SURVIVAL = "survival"  # times to an event
 DECIMALS = (".", ",")
 CURVES = ("auto", "on", "off")
 
@@ -35,6 +35,20 @@ HeldOut = Annotated[
     BeforeValidator(_rows_or_share),
     AfterValidator(_share),
     Needs("a share from 0 to below 1, or a table"),
+]
+
+
+def _number(given: object) -> object:
+    try:
+        return float(given) if isinstance(given, str) else given
+    except ValueError:
+        return given
+
+
+Ends = Annotated[
+    tuple[Annotated[float, BeforeValidator(_number)], ...],
+    key._listed,
+    Needs("a list of numbers such as 365,730"),
 ]
 
 
@@ -80,6 +94,8 @@ class TableSettings(ColumnSettings):
     """Column that says whether the event was seen: 0 and 1, died and alive."""
     entry: key.Column | None = None
     """Column with the time, or the date, from which on a row is at risk."""
+    periods: Ends = ()
+    """Ends of periods, such as 365,730: a hazard in each of them, also with --epsilon."""
     curves: Annotated[str, key.one_of(CURVES)] = "auto"
     """Numbers have curves, not lines alone: auto, on or off."""
     pairs: key.Whole = 8
@@ -91,7 +107,7 @@ class TableSettings(ColumnSettings):
     @model_validator(mode="before")
     @classmethod
     def _time_is_the_target(cls, given: object) -> object:
-        if not isinstance(given, dict) or not {"time", "event", "entry"} & given.keys():
+        if not isinstance(given, dict) or not {"time", "event", "entry", "periods"} & given.keys():
             return given
         if not {"time", "event"} <= given.keys():
             raise InputError(

@@ -299,7 +299,7 @@ def survival(run: RunRecord) -> Figure | None:
     ]
     caption = (
         "Share of held-out rows without an event. Steps: observed (Kaplan and Meier); dashed: the "
-        f"mean of what “{brief(run.main.name)}” predicts, with the {run.word}’s own baseline."
+        f"mean of what “{brief(run.main.name)}” predicts there."
     )
     dash: Spec = {
         "field": "kind",

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from math import exp, sqrt
 from typing import NamedTuple
 
+from scaffpd.models.cox import TIMES
 from scaffpd.numbers import (
     NOTHING,
     brief,
@@ -147,7 +148,7 @@ def served(found: JoiningRecord) -> tuple[str, str, Callable[[JoiningRow], float
     """
     if found.loss in ("logistic", "softmax"):
         return "probability of what came true, %", "more", lambda row: 100 * exp(-row.test_loss)
-    if found.loss == "cox":
+    if found.loss in TIMES:
         return "concordance", "more", lambda row: row.test_score or 0.0
     if found.loss == "squared":
         return "typical error", "less", lambda row: row.test_score or 0.0
@@ -156,7 +157,8 @@ def served(found: JoiningRecord) -> tuple[str, str, Callable[[JoiningRow], float
 
 def lost(found: JoiningRecord) -> str:
     """Name what gains are of: the loss, the error, or the share of pairs in the wrong order."""
-    return {"cox": "share of wrong pairs", "squared": "error"}.get(found.loss, "loss")
+    words = dict.fromkeys(TIMES, "share of wrong pairs") | {"squared": "error"}
+    return words.get(found.loss, "loss")
 
 
 def gained(found: JoiningRecord, client: str) -> float:

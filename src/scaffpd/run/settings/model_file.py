@@ -20,7 +20,6 @@ from scaffpd.errors import InputError, unknown
 from scaffpd.federation import Vector
 from scaffpd.fields import Json
 from scaffpd.models import Linear
-from scaffpd.models.cox import COX
 from scaffpd.models.losses import loss_named
 from scaffpd.models.personal import Personal, personalise
 
@@ -91,7 +90,7 @@ class Setup:
         return replace(self, model=model)
 
 
-SHAPE = ("loss", "l2", "intercept", "classes", "entry")
+SHAPE = ("loss", "l2", "intercept", "classes", "entry", "periods")
 LINEAR = (*SHAPE, "strength", "exposure")
 
 
@@ -172,7 +171,7 @@ def answers(
 ) -> tuple[Array, NDArray[np.float64]]:
     """Turn outputs z into indices of labels with the probability of each, or into numbers."""
     if not classify:
-        mean = z[:, 0] if model.loss == COX else loss_named(model.loss).mean(z[:, 0])
+        mean = z[:, 0] if model.timed else loss_named(model.loss).mean(z[:, 0])
         return mean, np.empty((len(z), 0))
     if model.loss == "logistic":
         z = np.concatenate([np.zeros_like(z), z], axis=1)
