@@ -192,8 +192,10 @@ def requested(
         label = name
     else:
         for one in what:
-            if not is_table(Path(one)):
-                raise _neither(one)
+            if not is_table(Path(one)) and not Path(one).exists():
+                raise InputError(
+                    "no-such-file", f"{one!r} is neither a file nor the data set {HOSPITALS!r}."
+                )
         data = {"file": [str(Path(one).absolute()) for one in what]}
         if more:
             data["client"] = "file"
@@ -255,22 +257,6 @@ def _check_columns(files: Sequence[str], data: Mapping[str, object]) -> None:
             f"A table needs --{key}: which column of {table.path.name!r} {means}? "
             f"There are {', '.join(map(repr, names[:12]))}{more}.",
         )
-
-
-def _neither(what: str) -> InputError:
-    from scaffpd.data.tabular.formats import ACCEPTED
-
-    if Path(what).is_dir():
-        return InputError(
-            "folder-without-tables",
-            f"{what!r} is a folder without tables: name a config.toml or a table.",
-        )
-    if Path(what).exists():
-        return InputError(
-            "not-a-table",
-            f"{what!r} is neither a settings file (.toml) nor a table ({ACCEPTED}).",
-        )
-    return InputError("no-such-file", f"{what!r} is neither a file nor the data set {HOSPITALS!r}.")
 
 
 def _one_run(

@@ -18,7 +18,6 @@ import lzma
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,9 +49,8 @@ def breast_cancer(
     `clients`, `alpha`, `seed` and `minimum` (the fewest rows of a client, test rows included) go to
     `dirichlet`.
     """
-    data = _bundled("load_breast_cancer")
-    names = tuple(map(str, data.feature_names))
-    return _skewed(data, names, clients, alpha, seed, test_fraction, minimum)
+    X, y, names = _bundled("load_breast_cancer")
+    return _skewed(X, y, names, clients, alpha, seed, test_fraction, minimum)
 
 
 def digits(
@@ -69,30 +67,23 @@ def digits(
     included) go to `dirichlet`.
     """
     names = tuple(f"pixel {row},{column}" for row in range(8) for column in range(8))
-    data = _bundled("load_digits")
-    return _skewed(data, names, clients, alpha, seed, test_fraction, minimum, 2 / np.sqrt(64))
+    X, y, _ = _bundled("load_digits")
+    return _skewed(X, y, names, clients, alpha, seed, test_fraction, minimum, 2 / np.sqrt(64))
 
 
-class Bundled(Protocol):
-    """What a loader of scikit-learn returns."""
-
-    data: Matrix
-    target: Labels
-    feature_names: Sequence[str]
-
-
-def _bundled(loader: str) -> Bundled:
-    """Load a data set of scikit-learn."""
+def _bundled(loader: str) -> tuple[Matrix, Labels, tuple[str, ...]]:
+    """Load rows, labels and columns of a data set of scikit-learn."""
     try:
         from sklearn import datasets
     except ModuleNotFoundError:
         raise not_installed("scikit-learn", "sklearn") from None
-    found: Bundled = getattr(datasets, loader)()
-    return found
+    found = getattr(datasets, loader)()
+    return found.data, found.target.astype(np.int64), tuple(map(str, found.feature_names))
 
 
 def _skewed(
-    found: Bundled,
+    X: Matrix,
+    y: Labels,
     features: tuple[str, ...],
     clients: int,
     alpha: float,
@@ -103,8 +94,6 @@ def _skewed(
 ) -> Silos:
     """Cut by label skew, hold out rows of every client, and standardise by the training rows."""
     fraction = checked_fraction("A data set", test_fraction)
-    X = found.data
-    y = found.target.astype(np.int64)
     parts = dirichlet(y, clients, alpha, seed, minimum)
     random = np.random.default_rng([seed, 1])
     out = [held_out(y[rows], fraction, random) for rows in parts]

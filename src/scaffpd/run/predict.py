@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,20 +27,13 @@ from scaffpd.errors import InputError, unknown
 from scaffpd.models.cox import TIMES
 from scaffpd.models.periods import survival_at
 from scaffpd.numbers import several
-from scaffpd.run.record import RunRecord, ScoreRow, is_run
+from scaffpd.run.record import RunRecord, ScoreRow, TableReading, is_run
 from scaffpd.run.scores import score_groups
 from scaffpd.run.settings.model_file import Answer, Setup, predict_encoded, read_model, read_owners
 from scaffpd.study.gains import MODELS
 
 NOBODY = ""  # rows without a client belong together
 Fills = Mapping[str, Mapping[str, float | str]]
-
-
-class Dialect(TypedDict):
-    """How cells are read: the decimal mark, and values that stand for none."""
-
-    decimal: str | None
-    missing: Collection[object]
 
 
 @dataclass(frozen=True)
@@ -117,19 +109,14 @@ def predict(
             "predict-not-linear",
             "Only linear models that were trained on named columns can predict from tables.",
         )
-    reading = record.reading if record else None
+    reading = (record and record.reading) or TableReading(client="", target="")
     fills: Fills = record.fills if record else {}
-    client = reading.client if reading else None
-    how: Dialect = {
-        "decimal": reading.decimal if reading else None,
-        "missing": reading.missing if reading else (),
-    }
     owners = read_owners(file_of)
     table = open_table(file)
     for name in copy:
         if name not in table.names:
             raise unknown(f"column of {file.name!r},", name, table.names)
-    columns, owner = _columns(table, setup, client, how)
+    columns, owner = _columns(table, setup, reading)
     remarks = _unseen(columns, setup, owner, fills)
     if owner is not None:
         columns = _filled(columns, owner, fills)
@@ -143,7 +130,7 @@ def predict(
         mine: Mask = whose == one
         X[mine] = _encoded(file, FeatureTable(rows, tuple(columns)).take(mine), setup)
     labels = tuple(setup.schema["labels"])
-    truth, unsure = _truth(table, reading.target if reading else None, labels, how)
+    truth, unsure = _truth(table, reading, labels)
     strangers = sum(name not in owners for name in names) if owners else 0
     if strangers:
         rows_of = f"{several(strangers, 'row')} of no client that was trained on"
@@ -164,7 +151,7 @@ def predict(
     if "exposure" in setup.model:
         offset, usual = setup.model["exposure"]
         if offset in table.names:
-            (logs,), _ = read_columns(table, [offset], **how)
+            (logs,), _ = _read(table, [offset], (), reading)
             predicted = (np.array(predicted) * np.exp(logs.values) / usual).tolist()
         else:
             unsure.append(f"No column {offset!r}: counts are for an exposure of {usual:g}.")
@@ -267,17 +254,18 @@ def _odd(name: str, cells: Sequence[object], what: str) -> list[str]:
 
 
 def _truth(
-    table: OpenTable, target: str | None, labels: tuple[Answer, ...], how: Dialect
+    table: OpenTable, reading: TableReading, labels: tuple[Answer, ...]
 ) -> tuple[list[Answer | None] | None, list[str]]:
     """Return the target of every row as the model spells its labels, and remarks."""
-    if target is None or target not in table.names:
+    target = reading.target
+    if not target or target not in table.names:
         return None, []
     texts = bool(labels) and isinstance(labels[0], str)
-    (goal,), _ = read_columns(table, [target], [target] if texts else [], **how)
+    (goal,), _ = _read(table, [target], [target] if texts else [], reading)
     cells: list[Answer | None] = goal.values.tolist()
     if goal.kind == CATEGORY:
         known: list[Answer | None] = [
-            cell if texts else number(cell, how["decimal"] or ".") for cell in goal.categories
+            cell if texts else number(cell, reading.decimal or ".") for cell in goal.categories
         ]
         cells = [None if k < 0 else known[k] for k in goal.values]
     if not texts:
@@ -323,8 +311,15 @@ def _filled(columns: list[DataColumn], owner: DataColumn, fills: Fills) -> list[
     return made
 
 
+def _read(
+    table: OpenTable, names: Sequence[str], categories: Sequence[str], reading: TableReading
+) -> tuple[list[DataColumn], dict[str, int]]:
+    """Read columns as training has read its own."""
+    return read_columns(table, names, categories, None, reading.decimal, reading.missing)
+
+
 def _columns(
-    table: OpenTable, setup: Setup, client: str | None, how: Dialect
+    table: OpenTable, setup: Setup, reading: TableReading
 ) -> tuple[list[DataColumn], DataColumn | None]:
     """Read the model's columns and, where the table has it, that of the clients."""
     schema = setup.schema["columns"]
@@ -338,8 +333,9 @@ def _columns(
             raise InputError(
                 "column-missing", f"{file} has no column {name!r}, which the model needs{hint}"
             )
-    extra = [client] if client is not None and client in table.names else []
-    found, _ = read_columns(table, [*names, *extra], [*categories, *extra], **how)
+    client = reading.client
+    extra = [client] if client and client in table.names else []
+    found, _ = _read(table, [*names, *extra], [*categories, *extra], reading)
     for one, agreed in zip(found, schema, strict=False):
         if one.kind == CATEGORY and agreed["kind"] != CATEGORY:
             raise InputError(

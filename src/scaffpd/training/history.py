@@ -248,17 +248,11 @@ def write(path: str | os.PathLike[str], arrays: Arrays, about: dict[str, object]
         np.savez(file, about=text, **arrays)  # type: ignore[arg-type]
 
 
-def read(
-    path: str | os.PathLike[str], only: Sequence[str] | None = None
-) -> tuple[Arrays, dict[str, Any]]:
-    """Read the arrays, or `only` some, and the description of a checkpoint; refuse another file in
-    one sentence.
-    """
+def read(path: str | os.PathLike[str]) -> tuple[Arrays, dict[str, Any]]:
+    """Read the arrays and the description of a checkpoint; refuse another file in one sentence."""
     try:
         with open(path, "rb") as handle, np.load(handle, allow_pickle=False) as file:
-            arrays = {
-                name: file[name] for name in file.files if only is None or name in ("about", *only)
-            }
+            arrays = {name: file[name] for name in file.files}
         about = json.loads(arrays.pop("about").item())
         if not isinstance(about, dict):
             raise TypeError("it has no description")
