@@ -189,11 +189,7 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
     loss: str = "squared"
 
     def fit(self, X: Data, y: Data, clients: Data = None, sample_weight: Data = None) -> Self:
-        """Train on rows X with targets y.
-
-        `clients` says who owns each row (`None`: all are one client's), `sample_weight` what it
-        counts for among the rows of its client.
-        """
+        """Train on rows X with targets y; `clients` and `sample_weight` as for classifiers."""
         if self.loss not in REGRESSIONS:
             raise unknown("loss", self.loss, REGRESSIONS)
         X, y, group, shares = self._rows(X, y, clients, sample_weight, y_numeric=True)

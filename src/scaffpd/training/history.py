@@ -142,14 +142,11 @@ class History:
             columns += np.concatenate([self.losses, self.weights], 1).T.tolist()
         return dict(zip(self.columns, columns, strict=True))
 
-    def rows(self) -> list[dict[str, float]]:
-        """Return the same table row by row."""
-        table = self.table()
-        return [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
-
     def to_csv(self, path: str | os.PathLike[str]) -> None:
         """Write the table as CSV; floats read back exactly."""
-        write_file(Path(path), csv_text(self.rows(), self.columns))
+        table = self.table()
+        rows = [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
+        write_file(Path(path), csv_text(rows, self.columns))
 
     def pack(self) -> Arrays:
         """Return the table as arrays, for a checkpoint."""

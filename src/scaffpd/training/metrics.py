@@ -192,18 +192,15 @@ class RelativeGain(NamedTuple):
     def than(self, other: str) -> str:
         """Say it, as in "12 % lower than alone", or that nothing is clear."""
         if self.pays == NOISE:
-            return f"{'about the same as' if self.narrow else 'not clearly different from'} {other}"
+            # the interval shows that a difference, if there is one, is small
+            narrow = max(-self.low, self.high) <= SMALL[0]
+            return f"{'about the same as' if narrow else 'not clearly different from'} {other}"
         return f"{_percent(self.value)} {'lower' if self.value > 0 else 'higher'} than {other}"
 
     @property
     def words(self) -> str:
         """The same without the other."""
         return self.than("").rstrip().rsplit(" ", 1)[0]
-
-    @property
-    def narrow(self) -> bool:
-        """Return whether the interval shows that a difference, if there is one, is small."""
-        return max(-self.low, self.high) <= SMALL[0]
 
     @property
     def range(self) -> str:
