@@ -53,7 +53,7 @@ def test_it_is_the_library_by_hand():
     scale = Scale.of([X[c == CLIENTS] for c in "abc"], True, "Column")
     pairs = [(scale(X[c == CLIENTS]), (LABELS[c == CLIENTS] == "well").astype(int)) for c in "abc"]
     method = sp.fair(sp.ChiSquare(0.1), local_steps=1)
-    linear = sp.Linear("logistic", 1e-3, intercept=True)
+    linear = sp.Linear("logistic", [0.1] * X.shape[1] + [1e-3], intercept=True)
     private = sp.Private.solved(linear, 2, method, 5, clip=0.5, radius=3.0, secret=9)
     by_hand = sp.train(method, sp.Cohort(pairs, private, list("abc")), rounds=5, progress=False)
     assert np.array_equal(model.result_.x, by_hand.x)

@@ -131,7 +131,7 @@ def test_a_private_run_with_curves_says_what_it_has_cost(tmp_path):
     found = RunRecord.read(tmp_path / "run").privacy
     assert 3.99 < found.epsilon <= 4
     assert any("noised counts" in remark for remark in prepared.remarks)
-    assert any("l2 is 0.001" in remark for remark in prepared.remarks)
+    assert any("l2 is 0.1:" in remark for remark in prepared.remarks)
     steps = [len(column.get("steps", ())) for column in prepared.schema["columns"]]
     assert all(2 <= number <= 7 for number in steps)
     assert models[0].test.accuracy.min() > 0.7  # lines: .55

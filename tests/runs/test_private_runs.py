@@ -80,9 +80,8 @@ def test_the_secret_is_for_its_owner_and_nowhere_else(tmp_path):
 def test_the_numbers_are_those_of_the_library(tmp_path):
     models, prepared = run(config(tmp_path, privacy=SEEDED), tmp_path / "run")
     method = sp.fair(sp.ChiSquare(0.1), local_steps=1)
-    private = sp.Private.solved(
-        sp.Linear("logistic", 1e-3, intercept=True), 4, method, rounds=30, radius=3.0, secret=7
-    )
+    linear = sp.Linear("logistic", [0.1] * prepared.train[0][0].shape[1] + [1e-3], intercept=True)
+    private = sp.Private.solved(linear, 4, method, rounds=30, radius=3.0, secret=7)
     by_hand = sp.train(
         method, sp.Cohort(prepared.train, private, prepared.names), rounds=30, progress=False
     )

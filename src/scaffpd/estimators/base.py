@@ -25,7 +25,7 @@ from scaffpd.models import Linear, Personal
 from scaffpd.models.linear import AUTO
 from scaffpd.objectives import Average, ChiSquare, named
 from scaffpd.objectives.base import Objective
-from scaffpd.privacy import LOCAL_STEPS, RADIUS, ROUNDS, Private, Spent
+from scaffpd.privacy import LOCAL_STEPS, RADIUS, ROUNDS, Private, Spent, private_ridge
 from scaffpd.privacy.counts import PrivateCounting, spent_on_counts
 from scaffpd.privacy.noise import secret_bytes
 from scaffpd.training.cohort import Cohort
@@ -35,7 +35,6 @@ from scaffpd.training.metrics import a_fifth
 
 ALONE = "all"  # the name of the one client if nobody was named
 FLAT = 1e-6  # ridge of an intercept: it changes nothing, and the certificate needs one everywhere
-PRIVATE = 1e-3  # l2 with noise, where evidence would cost ε
 Array = NDArray[np.float64]
 Labels = NDArray[np.generic]
 Data: TypeAlias = Any  # what scikit-learn takes: arrays, lists, sparse matrices, data frames
@@ -341,7 +340,8 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
     def _ridge(self, features: int) -> float | str | list[float]:
         """Return l2 as `Linear` takes it: on all coefficients but the intercept."""
         if self.epsilon is not None:
-            return PRIVATE if isinstance(self.l2, str) else self.l2
+            given = not isinstance(self.l2, str)
+            return self.l2 if given else private_ridge(features, self.fit_intercept)
         if isinstance(self.l2, str):
             return self.l2
         l2 = real(type(self).__name__, "l2", self.l2)

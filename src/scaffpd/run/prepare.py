@@ -31,9 +31,10 @@ from scaffpd.models.cox import refuse_noise
 from scaffpd.numbers import several
 from scaffpd.privacy.counts import SHARE, PrivateCounting
 from scaffpd.privacy.noise import secret_bytes
+from scaffpd.privacy.private import RIDGE, private_ridge
 from scaffpd.run.settings.model_file import Setup
 from scaffpd.run.settings.run import RunConfig
-from scaffpd.run.settings.tables import AUTO, PRIVATE, SourceSettings
+from scaffpd.run.settings.tables import AUTO, SourceSettings
 from scaffpd.training.cohort import Cohort
 from scaffpd.training.pairs import with_pairs
 
@@ -278,7 +279,9 @@ def _private(config: RunConfig, counts: PrivateCounting | None) -> list[str]:
     """Say what a private run does otherwise."""
     remarks = []
     if config.privacy is not None and config.model.l2 == AUTO:
-        remarks.append(f"With noise l2 is {PRIVATE:g}: setting it by evidence would cost ε.")
+        remarks.append(
+            f"With noise l2 is {RIDGE:g}: evidence would cost ε, and does not know of the noise."
+        )
     if counts is not None:
         remarks.append(
             f"Thresholds come from noised counts, which take {SHARE:.0%} of the budget; no pairs "
@@ -399,8 +402,8 @@ def _model(config: RunConfig, task: str, classes: int, groups: Sequence[str | in
     else:
         loss = "poisson" if task == COUNTS else "squared"
     ridge: float | str | list[float] = l2
-    if config.privacy is not None:  # evidence would cost ε
-        ridge = PRIVATE if isinstance(l2, str) else l2
+    if config.privacy is not None:
+        ridge = private_ridge(len(groups)) if isinstance(l2, str) else l2
     elif not isinstance(l2, str):
         ridge = [l2] * len(groups) + [min(l2, FLAT)]
     named = None if config.privacy is not None else tuple(map(str, groups))

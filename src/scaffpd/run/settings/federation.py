@@ -289,7 +289,7 @@ class FederationTerms(SettingsTable):
             raise InputError(
                 "evidence-with-noise",
                 f'{file!r} has model.kappa = "auto" with [privacy]: evidence would cost ε. Give κ '
-                "as a number: personal models are made after the run, and cost nothing.",
+                "as a number, such as 10: personal models are made after the run and cost nothing.",
             )
         if not 1e-6 <= private.clip <= 1e6 or not 1e-6 <= private.loss_clip <= 1e6:
             raise InputError("clip-out-of-range", f"{file!r} needs clips from 1e-6 to 1e6.")
