@@ -38,7 +38,7 @@ ROUNDS = 30  # every round is a release of a gradient and a loss
 LOCAL_STEPS = 1  # the first local gradient is known already; every further one is a release
 RADIUS = 3.0  # R, of rows whose columns have deviation one
 LOSS_SHARE = 0.3  # of the budget, for losses
-# l2 of coefficients and of the intercept. Evidence would cost ε, and chooses less, for it knows
+# l2 of coefficients, and of intercepts. Evidence would cost ε, and chooses less, for it knows
 # nothing of the noise: benchmarks/privacy/DEFAULTS.md
 RIDGE = 0.1
 INTERCEPT = 1e-3
@@ -46,9 +46,9 @@ INTERCEPT = 1e-3
 SECRET = 16  # bytes of a secret, at least
 
 
-def private_ridge(features: int, intercept: bool = True) -> list[float]:
+def private_ridge(features: int, intercepts: int = 1) -> list[float]:
     """Return the l2 of a private model that has been given none."""
-    return [RIDGE] * features + [INTERCEPT] * intercept
+    return [RIDGE] * features + [INTERCEPT] * intercepts
 
 
 class Counted(Protocol):

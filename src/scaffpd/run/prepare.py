@@ -335,7 +335,7 @@ def _timed(config: RunConfig, source: TableSettings, found: Clients, groups: lis
     if config.privacy is not None:
         if not source.periods:
             refuse_noise()
-        l2 = PRIVATE if isinstance(given, str) else given
+        l2 = private_ridge(len(groups), len(source.periods)) if isinstance(given, str) else given
     elif source.periods and not isinstance(given, str):
         l2 = [given] * len(groups) + [min(given, FLAT)] * len(source.periods)
     kind = "hazard" if source.periods else "cox"
