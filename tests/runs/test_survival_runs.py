@@ -99,6 +99,7 @@ def test_periods_are_the_second_way_with_noise_too(place, capsys):
         assert everyone["brier"] < 0.25
     assert {"survival", "risks"} <= {figure.name for figure in figures(run)}
     effects = {row.column: row.values for row in run.effects}
+    assert not any(column.startswith("until") for column in effects)
     assert 0.05 < effects["age"]["low"] < effects["age"]["high"] < 0.25  # of log-odds
     y = np.array([row[1:3] for row in patients(600)], dtype=float)
     for name in ("constant", "average", "personal"):

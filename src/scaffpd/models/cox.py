@@ -336,23 +336,20 @@ class OwnModels:
             length = torch.where(done, 0.0, 1.0)
             before = self.value
             for _ in range(HALVINGS):
-                value = self._value(self.v - length[:, None] * step)
+                value = self._value(self.v - length[:, None] * step)[1]
                 down = done | small | (value <= before - 1e-4 * length * slope)
                 if bool(down.all()):
                     break
                 length = torch.where(down, length, length / 2)
             self._move(self.v - length[:, None] * step)
 
-    def _likelihood(self, v: Tensor) -> PartialLikelihood:
-        return self.oracle.likelihood(self.x + self.S * v)
-
-    def _value(self, v: Tensor) -> Tensor:
-        return self.b * self.oracle.mean_loss(self._likelihood(v)) + v.square().sum(1) / 2
+    def _value(self, v: Tensor) -> tuple[PartialLikelihood, Tensor]:
+        at = self.oracle.likelihood(self.x + self.S * v)
+        return at, self.b * self.oracle.mean_loss(at) + v.square().sum(1) / 2
 
     def _move(self, v: Tensor) -> None:
         self.v = v
-        self.at = self._likelihood(v)
-        self.value = self.b * self.oracle.mean_loss(self.at) + v.square().sum(1) / 2
+        self.at, self.value = self._value(v)
         self.slope = self.b[:, None] * self.oracle.mean_slope(self.at)
         self.gradient = self.S * self.slope + v
         self.off = self.gradient.norm(dim=1)

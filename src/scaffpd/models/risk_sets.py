@@ -13,11 +13,8 @@ and at a time with m tied events D of mean weight w̄, Efron's likelihood has m 
 D. R. Cox 1972, "Regression models and life-tables"; risk sets within a client are the stratified
 model of trials at several centres: baselines differ, effects are shared.
 
-Sums over intervals of a line of points, in logarithms and without a subtraction.
-
-Sums of e^{z} over risk sets with late entries are sums over intervals. Differences of running sums
-would cancel; here every sum is one of positive terms, so that it keeps its digits wherever a row
-enters, and whatever row outweighs the others.
+Sums over risk sets with late entries are sums over intervals of event times. Differences of running
+sums would cancel: every sum here is one of positive terms, as a logarithm, and so precise.
 """
 
 from __future__ import annotations

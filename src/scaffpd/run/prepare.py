@@ -47,7 +47,8 @@ SURVIVES = (
 )
 PERIODS = (
     "Discrete time: a logistic hazard in each of the periods until {}, with levels that all "
-    "clients share. Losses are means over persons and periods at risk."
+    "clients share. Losses are means over persons and periods at risk, and ratios of hazards are "
+    "those of odds."
 )
 LOSS = {
     "logistic": "logistic regression",

@@ -83,7 +83,7 @@ def record(
         bins=scored.bins if scored else [],
         curves=scored.curves if scored else [],
         coefficients=scored.coefficients if scored else [],
-        effects=_effects(effects, prepared.task == SURVIVAL) if effects else [],
+        effects=_effects(effects, prepared) if effects else [],
         between_share=effects.share if effects else None,
         settings=_settings(prepared),
         config=config,
@@ -93,8 +93,11 @@ def record(
     )
 
 
-def _effects(found: CoefficientTable, survival: bool) -> list[CoefficientRow]:
-    ratios = {"ratio": "estimate", "ratio_low": "low", "ratio_high": "high"} if survival else {}
+def _effects(found: CoefficientTable, prepared: Prepared) -> list[CoefficientRow]:
+    """List effects; of times to an event as ratios as well, and without levels of periods."""
+    timed = prepared.task == SURVIVAL
+    ratios = {"ratio": "estimate", "ratio_low": "low", "ratio_high": "high"} if timed else {}
+    levels = prepared.model.beyond if timed else ()
     return [
         CoefficientRow(
             column=str(row["column"]),
@@ -102,6 +105,7 @@ def _effects(found: CoefficientTable, survival: bool) -> list[CoefficientRow]:
             | {new: float(np.exp(min(float(row[old]), 700))) for new, old in ratios.items()},
         )
         for row in found.table()
+        if row["column"] not in levels
     ]
 
 

@@ -290,6 +290,9 @@ def reliability(run: RunRecord) -> Figure | None:
     )
 
 
+NARROW = 320  # pixels that every legend of curves has
+
+
 def survival(run: RunRecord) -> Figure | None:
     """Show what was observed at clients, and the mean of what the model predicts there."""
     points: Rows = [
@@ -338,11 +341,12 @@ def _curves(words: tuple[str, str, str], points: Rows, more: Spec | None = None)
     name, heading, caption = words
     if not points:
         return None
+    names = list(dict.fromkeys(str(row["group"]) for row in points))
     whole_axis: Spec = {"domain": [0, 1]}
     marks: Spec = {
         "x": vega.across("time", "time", LOOSE, grid=True),
         "y": vega.quantity("share", "without an event", whole_axis, format=".0%"),
-        "stroke": vega.colour("group", list(dict.fromkeys(str(row["group"]) for row in points))),
+        "stroke": vega.colour("group", names, within=NARROW),
         **(more or {}),
     }
     lines = layer("line", marks, "", name, interpolate="step-after", strokeWidth=1.8)

@@ -136,14 +136,20 @@ def looks(field: str, names: Sequence[str]) -> Spec:
     return {"fill": colour(field, names), "shape": colour(field, names, list(SHAPES))}
 
 
-def colour(field: str, names: Sequence[str], of: Value = "ordinal") -> Spec:
-    """Give every name a colour, or another mark of a range."""
+def colour(
+    field: str, names: Sequence[str], of: Value = "ordinal", within: int | None = None
+) -> Spec:
+    """Give every name a colour, or another mark of a range.
+
+    A legend that wraps `within` a width of its own is never cut: Vega leaves room for the rows of
+    the first layout only, and the width of a chart may shrink after it.
+    """
     room = 40 + 7 * min(max(map(len, names), default=1), 24)
     legend: Spec = {
         "title": None,
         "symbolStrokeWidth": 0,
         "symbolOpacity": 1,
-        "columns": {"expr": f"max(1, floor(width / {room}))"},
+        "columns": max(1, within // room) if within else {"expr": f"max(1, floor(width / {room}))"},
     }
     return {
         "field": field,
