@@ -25,7 +25,7 @@ from scaffpd.data.hospitals import (
     read,
 )
 from scaffpd.data.silos import held_out, standardiser
-from scaffpd.data.tabular.agree import deviation_of
+from scaffpd.data.tabular.agree import scale_of
 
 
 def pooled(part):
@@ -84,11 +84,14 @@ def test_units_decide_nothing_and_constants_count_as_constant(weighted):
     assert deviation[:4].tolist() == [1.0] * 4
     np.testing.assert_allclose(mean, X.mean(0), rtol=1e-9, atol=1e-300)
     np.testing.assert_allclose(deviation[4:], np.std(X[:, 5]) * units, rtol=1e-12)
-    squares = {
-        str(k): {"n": np.full(7, n), "squares": ((own - mean) ** 2).sum(0)}
-        for k, own in enumerate(parts)
-    }
-    np.testing.assert_allclose(deviation_of(squares, mean), deviation, rtol=1e-12)
+
+    def total(mean):
+        sums = [own.sum(0) if mean is None else ((own - mean) ** 2).sum(0) for own in parts]
+        return np.stack([np.full(7, 2 * n), np.sum(sums, axis=0)])
+
+    columns = [{"name": str(k), "kind": "number"} for k in range(7)]
+    schema = {"task": "regression", "labels": [], "columns": columns, "shape": None}
+    np.testing.assert_allclose(scale_of(schema, total)[1], deviation, rtol=1e-12)
 
 
 @pytest.mark.parametrize(

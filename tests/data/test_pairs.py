@@ -14,7 +14,7 @@ import scaffpd as sp
 from cases.refusals import refuses
 from cases.tables import opened, text
 from scaffpd.data.pairs import Indicators, _cells_gain, _gain, chosen_pairs, pair_sums
-from scaffpd.data.tabular.agree import checked_schema, encoded_features, features
+from scaffpd.data.tabular.agree import encoded_features, features
 from scaffpd.training.pairs import search, with_pairs
 
 COLUMNS = (Indicators((1, 2, 3), True), Indicators((4, 5), False), Indicators((6, 7, 8), True))
@@ -149,19 +149,6 @@ def test_a_table_s_pair_is_agreed_on_and_encoded(paired):
         ]
         assert plain[:, base:] == pytest.approx(np.array(naive, dtype=float).T)
     assert found.deviation[base:].tolist() == [1.0] * len(new)
-
-
-def test_pairs_that_do_not_fit_their_columns_are_refused(paired):
-    schema = paired[1].schema
-    (pair,) = schema["pairs"]
-    for wrong in (
-        {**pair["left"], "name": "weight"},
-        {**pair["right"], "name": "age"},
-        {k: v for k, v in pair["left"].items() if k != "steps"},
-        {**pair["right"], "categories": ["never"]},
-    ):
-        with refuses("agreement-unusable"):
-            checked_schema({**schema, "pairs": [{**pair, "left": wrong}]})
 
 
 def test_nothing_is_looked_for_where_nothing_can_be(paired):

@@ -23,10 +23,9 @@ from scaffpd.cli import run as cli
 from scaffpd.data.curves import counted
 from scaffpd.data.tabular.agree import (
     curved,
-    deviation_of,
     encoded_features,
     features,
-    mean_of,
+    scale_of,
 )
 from scaffpd.data.tabular.clients import common
 from scaffpd.deploy.agreement import leaves
@@ -81,12 +80,12 @@ def by_hand(path, places):
     rows = {}
     for name, place in places.items():
         own = SiloFile.read(place)
-        rows[name] = Dataset.read(own, load_or_create(own.identity), Wanted.of(file))
+        rows[name] = Dataset.read(own, load_or_create(own.identity), Wanted.of(file.encoding()))
 
     def scaled(schema):
-        mean = mean_of({name: own.totals(schema) for name, own in rows.items()})
-        squares = {name: own.totals(schema, mean) for name, own in rows.items()}
-        deviation = deviation_of(squares, mean, schema)
+        mean, deviation = scale_of(
+            schema, lambda mean: sum(own.totals(schema, mean) for own in rows.values())
+        )
         groups = [feature.group for feature in encoded_features(schema)]
         l2 = file.model.l2
         model = sp.Linear(

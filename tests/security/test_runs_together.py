@@ -16,7 +16,8 @@ from scaffpd.data.tabular.agree import curved
 from scaffpd.deploy.agreement import Agreement
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.messages import Message, decode, encode
-from scaffpd.deploy.silo import BEGIN, READY, Silo, SiloRows
+from scaffpd.deploy.rows import SiloRows
+from scaffpd.deploy.silo import BEGIN, READY, Silo
 from scaffpd.deploy.transcript import Journal
 from scaffpd.privacy.counts import CountNoise
 from scaffpd.run.settings.silo import SiloFile

@@ -227,7 +227,7 @@ def predict(
     x, setup = read_model(model)
     settings = _settings(file)
     secret = load_or_create(settings.identity)
-    found = predicted(Dataset.read(settings, secret, Wanted.named(setup.schema)), x, setup)
+    found = predicted(Dataset.read(settings, secret, Wanted.of(setup.schema)), x, setup)
     columns: Columns = {
         "target": found.targets,
         "predicted": found.predicted,

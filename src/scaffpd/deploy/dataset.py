@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from scaffpd.data.tabular.agree import Schema
 from scaffpd.data.tabular.columns import (
     CATEGORY,
     DATE,
@@ -25,8 +26,6 @@ from scaffpd.data.tabular.settings import CLASSIFICATION, REGRESSION
 from scaffpd.data.tabular.survival import survived
 from scaffpd.deploy.messages import Array
 from scaffpd.errors import InputError
-from scaffpd.models.cox import COX
-from scaffpd.run.settings.federation import FederationTerms
 from scaffpd.run.settings.methods import load
 from scaffpd.run.settings.model_file import Setup, own_model, predict_encoded
 from scaffpd.run.settings.silo import SiloFile, SiloLimits
@@ -42,20 +41,12 @@ class Wanted(NamedTuple):
     survival: bool | None = None
 
     @classmethod
-    def of(cls, terms: FederationTerms) -> Wanted:
-        """Read what the terms name."""
-        kinds = terms.columns if isinstance(terms.columns, dict) else {}
-        categories = [name for name, kind in kinds.items() if isinstance(kind, list)]
-        texts = [name for name in categories if any(isinstance(k, str) for k in kinds[name])]
-        task = REGRESSION if terms.labels is None else CLASSIFICATION
-        return cls(tuple(kinds), tuple(texts), task, terms.model.kind == COX)
-
-    @classmethod
-    def named(cls, schema: Mapping[str, Any]) -> Wanted:
-        """Read what a model's columns name."""
-        columns = schema.get("columns") or []
+    def of(cls, schema: Schema, survival: bool | None = None) -> Wanted:
+        """Read what a schema names."""
+        columns = schema["columns"]
         texts = [column["name"] for column in columns if column["kind"] == CATEGORY]
-        return cls(tuple(column["name"] for column in columns), tuple(texts), schema.get("task"))
+        names = tuple(column["name"] for column in columns)
+        return cls(names, tuple(texts), schema["task"], survival)
 
 
 ANYTHING = Wanted()

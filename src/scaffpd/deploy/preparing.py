@@ -11,15 +11,13 @@ takes them without rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from scaffpd.algorithms.base import OWN_SUMS
 from scaffpd.algorithms.evidence import Strengths
@@ -27,25 +25,22 @@ from scaffpd.data.pairs import chosen_pairs
 from scaffpd.data.tabular.agree import (
     Column,
     Schema,
-    checked_schema,
     curved,
-    declared_scale,
-    deviation_of,
-    encoded_features,
-    mean_of,
+    scale_of,
     width,
 )
 from scaffpd.data.tabular.clients import common
 from scaffpd.deploy.agreement import LARGEST, Agreement, check_size
 from scaffpd.deploy.replica import replica
+from scaffpd.deploy.rows import SiloRows, modelled
 from scaffpd.deploy.transcript import Session
 from scaffpd.federation import Federation
-from scaffpd.models import Linear, Personal
+from scaffpd.models import Linear
 from scaffpd.models.linear import AUTO
 from scaffpd.privacy.counts import CountNoise
 from scaffpd.run.settings.federation import FederationTerms
 from scaffpd.run.settings.methods import kind_of
-from scaffpd.run.settings.model_file import Setup, finite, linear, strength_of
+from scaffpd.run.settings.model_file import Setup, finite
 from scaffpd.secure.aggregation import colluding_of
 from scaffpd.secure.ring import BYTES, Places
 from scaffpd.training.cohort import Cohort
@@ -53,36 +48,6 @@ from scaffpd.training.pairs import indicators_of, noise_of, paired, too_many
 from scaffpd.training.settling import by_evidence
 
 Matrix = NDArray[np.float64]
-Totals = Mapping[str, Matrix | NDArray[np.int64]]
-
-
-class Rows(Protocol):
-    """A silo's rows, as a run needs them.
-
-    Attributes:
-        share: the largest share of a sum that one silo may have.
-    """
-
-    share: float
-
-    def commitment(self) -> str:
-        """Return what shows later that they are the same."""
-
-    def counts(
-        self, schema: Schema, edges: Sequence[Matrix], noise: CountNoise | None
-    ) -> NDArray[np.int64]:
-        """Return rows, and whether there are any, in all cells between edges; or rows with noise,
-        in its units.
-        """
-
-    def totals(self, schema: Schema, mean: Matrix | None) -> Totals:
-        """Return n and Σx of every encoded column, or n and Σ(x − mean)²."""
-
-    def pair_sums(self, setup: Setup, sides: Sequence[Column], model: Linear, u: Tensor) -> Matrix:
-        """Return G and H at this silo's own model u."""
-
-    def cohort(self, setup: Setup) -> Cohort:
-        """Return them with the agreed model, as a cohort of one."""
 
 
 @dataclass(frozen=True)
@@ -95,14 +60,6 @@ class Ready:
     strengths: Strengths | None = None  # by evidence
 
 
-def modelled(setup: Setup) -> Linear | Personal:
-    """Return the linear model of a setup, personal if it has a strength."""
-    groups = [feature.group for feature in encoded_features(checked_schema(setup.schema))]
-    model = replace(linear(setup.model), groups=groups)
-    strength = strength_of(setup.model)
-    return model if strength is None else Personal(model, strength)
-
-
 class Preparing:
     """The steps of one silo, or of an onlooker, whose `rows` are `None`."""
 
@@ -111,7 +68,7 @@ class Preparing:
         session: Session,
         agreement: Agreement,
         terms: FederationTerms,
-        rows: Rows | None,
+        rows: SiloRows | None,
         about: str,
     ) -> None:
         self.session = session
@@ -153,25 +110,19 @@ class Preparing:
 
     def _scaled(self, schema: Schema) -> Setup:
         """Return the agreement with the scale of all columns, by sums or as it was declared."""
-        declared = declared_scale(schema)
-        scale = self._summed_scale(schema) if declared is None else declared
-        noise = dict(self.agreement.values["noise"])
-        method = kind_of(self.terms.method)
-        return Setup(method, self.terms.linear(), dict(schema), *scale, noise)
 
-    def _summed_scale(self, schema: Schema) -> tuple[Matrix, Matrix]:
-        columns = width(schema)
-
-        def total(kind: str, mean: Matrix | None) -> dict[str, Totals]:
-            own = np.zeros(2 * columns)
+        def total(mean: Matrix | None) -> Matrix:
+            own = np.zeros((2, width(schema)))
             if self.rows is not None:
-                found = self.rows.totals(schema, mean)
-                own = np.concatenate([found["n"], found[kind]])
-            both = self.session.wide_total(kind, own)
-            return {"": {"n": np.rint(both[:columns]), kind: both[columns:]}}
+                own = self.rows.data.totals(schema, mean)
+            kind = "sum" if mean is None else "squares"
+            found = self.session.wide_total(kind, own.ravel()).reshape(own.shape)
+            found[0] = np.rint(found[0])
+            return found
 
-        mean = mean_of(total("sum", None))
-        return mean, deviation_of(total("squares", mean), mean, schema)
+        scale = scale_of(schema, total)
+        noise = dict(self.agreement.values["noise"])
+        return Setup(kind_of(self.terms.method), self.terms.linear(), schema, *scale, noise)
 
     def _federated(self, setup: Setup) -> Ready:
         """Bind the model to the rows of all silos."""
@@ -194,7 +145,7 @@ class Preparing:
         """Set the strengths that the terms leave to the rows."""
         d = found.federation.dimension
         check_size(d * (d + 1) // 2, len(self.session.names))
-        columns = width(checked_schema(found.setup.schema))
+        columns = width(found.setup.schema)
         strengths = by_evidence(found.federation, modelled(found.setup), columns)
         assert strengths is not None
         own = {"l2": strengths.l2, "strength": strengths.strength, "x": strengths.x.numpy()}

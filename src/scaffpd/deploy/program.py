@@ -21,7 +21,8 @@ import numpy as np
 from scaffpd.deploy.agreement import Agreement
 from scaffpd.deploy.deployed_run import read_json
 from scaffpd.deploy.messages import Json
-from scaffpd.deploy.preparing import Preparing, Rows
+from scaffpd.deploy.preparing import Preparing
+from scaffpd.deploy.rows import SiloRows
 from scaffpd.deploy.transcript import STATE, Session, Tampered
 from scaffpd.errors import InputError
 from scaffpd.federation import ClientScores, Federation
@@ -103,7 +104,7 @@ def take_part(
     terms: FederationTerms,
     states: RunStates,
     coordinator: Sequence[Sequence[object]],
-    rows: Rows | None,
+    rows: SiloRows | None,
     after: Callable[[RoundInfo, Federation], None] | None = None,
 ) -> Finished:
     """Run the agreement to its end; `rows` is `None` at an onlooker.

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from scaffpd.data.tabular.agree import checked_schema, width
+from scaffpd.data.tabular.agree import width
 from scaffpd.data.tabular.columns import (
     CATEGORY,
     NUMBER,
@@ -125,11 +125,11 @@ def predict(
     if owner is not None:
         names = [NOBODY if k < 0 else owner.categories[k] for k in owner.values]
     whose = np.array(names, dtype=object)
-    X: Matrix = np.empty((rows, width(checked_schema(setup.schema))))
+    X: Matrix = np.empty((rows, width(setup.schema)))
     for one in set(names):  # what is still missing is filled from the client's rows at hand
         mine: Mask = whose == one
         X[mine] = _encoded(file, FeatureTable(rows, tuple(columns)).take(mine), setup)
-    labels = tuple(setup.schema["labels"])
+    labels: tuple[Answer, ...] = tuple(setup.schema["labels"])
     truth, unsure = _truth(table, reading, labels)
     strangers = sum(name not in owners for name in names) if owners else 0
     if strangers:
@@ -349,5 +349,4 @@ def _columns(
 def _encoded(file: Path, own: FeatureTable, setup: Setup) -> Matrix:
     nobody: Mask = np.zeros(own.rows, dtype=bool)
     rows = ClientRows(file.name, own, Target("regression", np.zeros(own.rows)), nobody)
-    schema = checked_schema(setup.schema)
-    return rows.matrix(schema, setup.mean, setup.deviation, ~nobody, bool(setup.privacy))
+    return rows.matrix(setup.schema, setup.mean, setup.deviation, ~nobody, bool(setup.privacy))

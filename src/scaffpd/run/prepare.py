@@ -191,7 +191,7 @@ class Prepared:
             model["classes"] = self.model.classes
         if self.exposure is not None:
             model["exposure"] = list(self.exposure)
-        return Setup(algorithm, model, dict(self.schema), self.mean, self.deviation)
+        return Setup(algorithm, model, self.schema, self.mean, self.deviation)
 
     def in_units(self, x: NDArray[Any]) -> NDArray[Any]:
         """Convert parameters, of one model or of several, to the units of the target's file."""

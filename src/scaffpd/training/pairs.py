@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from scaffpd.algorithms.evidence import Strengths
 from scaffpd.data.pairs import ChosenPair, Indicators, Places, chosen_pairs, pair_sums
-from scaffpd.data.tabular.agree import Column, ColumnPair, Schema, checked_schema
+from scaffpd.data.tabular.agree import Column, ColumnPair, Schema
 from scaffpd.data.tabular.clients import Clients
 from scaffpd.data.tabular.columns import CATEGORY
 from scaffpd.models import Linear, Personal
@@ -52,7 +52,7 @@ def paired(schema: Schema, sides: Sequence[Column], chosen: Sequence[ChosenPair]
             for k, cuts in zip(pair.columns, pair.cuts, strict=True)
         )
         pairs.append({"left": left, "right": right})
-    return checked_schema({**schema, "pairs": pairs}) if pairs else schema
+    return {**schema, "pairs": pairs} if pairs else schema
 
 
 def _size(side: Column) -> int:

@@ -1,6 +1,6 @@
 """What clients agree on: a schema of columns, and one scale out of many sums.
 
-A schema is plain JSON. Silos have it from the coordinator, and check it before they use it.
+A schema is plain JSON. One that was written elsewhere is checked once, where it is read.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from math import prod
 from typing import Annotated, Literal, NotRequired, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict  # pydantic wants its own before Python 3.12
@@ -19,10 +18,8 @@ from typing_extensions import TypedDict  # pydantic wants its own before Python 
 from scaffpd.data.curves import MOST, Feature, Limits, Total, curve, thresholds
 from scaffpd.data.silos import unless_constant
 from scaffpd.data.tabular.columns import CATEGORY, NUMBER, Matrix
-from scaffpd.data.tabular.settings import CLASSIFICATION
 from scaffpd.errors import InputError
 
-VERSION = 1
 MOST_COLUMNS = 100_000
 MOST_CATEGORIES = 10_000
 MOST_LABELS = 100_000
@@ -33,8 +30,6 @@ HUGE = 1e150  # of bounds of columns: their squares are numbers
 REST = "*"  # the columns that no range names
 
 T = TypeVar("T")
-# of every silo: n, and sums over its rows
-Totals = Mapping[str, Mapping[str, NDArray[np.float64] | NDArray[np.int64]]]
 
 
 def _need(fits: Callable[[T], bool], words: str) -> AfterValidator:
@@ -112,12 +107,10 @@ class ColumnPair(TypedDict):
 class Schema(TypedDict):
     """What all silos follow; parts that a task does not have are empty."""
 
-    version: int
     task: Literal["classification", "regression"]
     labels: Labels
     columns: Annotated[list[AnyColumn], Field(max_length=MOST_COLUMNS), _need(_names_differ, TWICE)]
     shape: Shape | None
-    standardise: bool
     declared: NotRequired[bool]  # whether columns are scaled by declared ranges
     range: NotRequired[Span]  # of all features that have a shape
     pairs: NotRequired[list[ColumnPair]]
@@ -127,62 +120,16 @@ SCHEMA = TypeAdapter(Schema)
 
 
 def checked_schema(given: object) -> Schema:
-    """Return the coordinator's schema with all its parts, or refuse it."""
-    schema = _checked(given)
-    spans: list[Schema | NumberColumn] = [schema] if schema["shape"] is not None else []
-    for column in schema["columns"]:
-        if column["kind"] != CATEGORY:
-            spans.append(column)
-    if schema.get("declared") and not all("range" in part for part in spans):
-        raise _unusable("a range is missing")
-    columns = {column["name"]: column for column in schema["columns"]}
-    for pair in schema.get("pairs", ()):
-        for side in (pair["left"], pair["right"]):
-            if not _part_of(side, columns.get(side["name"])):
-                raise _unusable(f"a pair of {side['name']!r} does not fit its column")
-    return schema
-
-
-def _part_of(side: Column, column: Column | None) -> bool:
-    """Return whether a side of a pair is made of what its column has."""
-    if column is None or column["kind"] != side["kind"]:
-        return False
-    if side["kind"] == CATEGORY and column["kind"] == CATEGORY:
-        return set(side["categories"]) <= set(column["categories"])
-    return "steps" in side
-
-
-def _checked(given: object) -> Schema:
-    """Return all parts of a schema, those that its task does not have empty."""
-    if not isinstance(given, dict) or given.get("version") != VERSION:
-        raise InputError(
-            "other-version",
-            f"The coordinator sent an agreement of another version than {VERSION}: use the same "
-            "scaffpd everywhere.",
-        )
-    empty: dict[str, object] = {"labels": [], "columns": [], "shape": None}
-    needed = ["columns" if given.get("shape") is None else "shape"]
-    if given.get("task") == CLASSIFICATION:
-        needed.append("labels")
-    own = given | {name: given.get(name) if name in needed else empty[name] for name in empty}
-    if not given.get("declared"):
-        own.pop("range", None)
-    for name in needed:
-        if own[name] is None or own[name] == []:
-            raise _unusable(f"no {name}")
+    """Return a schema that was written elsewhere, or refuse it."""
     try:
-        return SCHEMA.validate_python(own, strict=True)
+        return SCHEMA.validate_python(given, strict=True)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"]))
         words = "".join(filter(str.isprintable, first["msg"]))[:200]
-        raise _unusable(f"{place}: {words}") from None
-
-
-def _unusable(why: str) -> InputError:
-    return InputError(
-        "agreement-unusable", f"The coordinator sent an agreement that cannot be used: {why}."
-    )
+        raise InputError(
+            "agreement-unusable", f"The agreement cannot be used: {place}: {words}."
+        ) from None
 
 
 def width(schema: Schema) -> int:
@@ -245,17 +192,30 @@ def curved(
         stepped: NumberColumn = {**column, "steps": steps}
         columns.append(stepped if len(steps) > 1 else column)
         sides += [stepped] if steps else []
-    return checked_schema({**schema, "columns": columns}), sides
+    return {**schema, "columns": columns}, sides
 
 
-def declared_scale(schema: Schema) -> tuple[Matrix, Matrix] | None:
-    """Return centres and scales that no row has a part in, where ranges are declared.
+def scale_of(schema: Schema, total: Callable[[Matrix | None], Matrix]) -> tuple[Matrix, Matrix]:
+    """Return mean and deviation of every encoded column: 0 without values, 1 of constants, steps.
+
+    `total(None)` adds up n and Σx of training rows, `total(mean)` n and Σ(x − mean)².
+    """
+    if schema.get("declared"):
+        return _declared_scale(schema)
+    n, sums = total(None)
+    mean = np.divide(sums, n, out=np.zeros_like(sums), where=n > 0)
+    n, squares = total(mean)
+    deviation = np.sqrt(np.divide(squares, n, out=np.zeros_like(squares), where=n > 0))
+    steps = [one.step for one in encoded_features(schema)]
+    return mean, np.where(steps, 1.0, unless_constant(mean, deviation, n))
+
+
+def _declared_scale(schema: Schema) -> tuple[Matrix, Matrix]:
+    """Return centres and scales that no row has a part in.
 
     The middle of the range and a quarter of it, which is about the deviation of numbers that fill a
     range; categories and steps stay zeros and ones.
     """
-    if not schema.get("declared"):
-        return None
     spans = [] if schema["shape"] is None else [schema["range"]] * width(schema)
     for column in schema["columns"]:
         if column["kind"] == CATEGORY:
@@ -265,33 +225,6 @@ def declared_scale(schema: Schema) -> tuple[Matrix, Matrix] | None:
     spans += [[-2.0, 2.0]] * (width(schema) - len(spans))  # products
     low, high = np.array(spans).T
     return (low + high) / 2, (high - low) / 4
-
-
-def mean_of(totals: Totals) -> Matrix:
-    """Return the mean of every encoded column, from n and Σx; zero where nobody has a value."""
-    n, sums = _added(totals, "sum")
-    return np.divide(sums, n, out=np.zeros_like(sums), where=n > 0)
-
-
-def deviation_of(totals: Totals, mean: Matrix, schema: Schema | None = None) -> Matrix:
-    """Return the deviation of every column, from n and Σ(x − mean)²; one of steps and constants."""
-    n, squares = _added(totals, "squares")
-    deviation = np.sqrt(np.divide(squares, n, out=np.zeros_like(squares), where=n > 0))
-    steps = [False] if schema is None else [one.step for one in encoded_features(schema)]
-    return np.where(steps, 1.0, unless_constant(mean, deviation, n))
-
-
-def _added(totals: Totals, what: str) -> tuple[Matrix, Matrix]:
-    """Add n, and sums over rows, in the order of the clients' names."""
-    parts = [totals[client] for client in sorted(totals)]
-    with np.errstate(over="ignore"):
-        n, total = (np.sum([part[name] for part in parts], axis=0) for name in ("n", what))
-    if not np.isfinite(total).all():
-        raise InputError(
-            "numbers-too-large",
-            f"The silos' numbers are too large to be added (encoded column {int(total.argmax())}).",
-        )
-    return n.astype(np.float64), total
 
 
 def declared(schema: Schema, ranges: Mapping[str, list[float]]) -> Schema:
@@ -321,7 +254,7 @@ def declared(schema: Schema, ranges: Mapping[str, list[float]]) -> Schema:
     if schema["shape"] is not None:
         schema["range"] = ranges[REST]
     schema["declared"] = True
-    return checked_schema(schema)
+    return schema
 
 
 def category_order(category: str) -> tuple[bool, int, str]:

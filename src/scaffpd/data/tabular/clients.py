@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,17 +18,13 @@ from numpy.typing import NDArray
 from scaffpd.data.curves import MOST, Limits, Total, counted
 from scaffpd.data.tabular import encode
 from scaffpd.data.tabular.agree import (
-    VERSION,
     Column,
     Schema,
     category_order,
-    checked_schema,
     curved,
     declared,
-    declared_scale,
-    deviation_of,
     features,
-    mean_of,
+    scale_of,
     width,
 )
 from scaffpd.data.tabular.columns import (
@@ -89,7 +86,12 @@ class Clients:
 
     def under(self, schema: Schema) -> Clients:
         """Return the same rows, scaled and encoded as another schema says."""
-        mean, deviation = _scale(self.rows, schema)
+
+        def total(mean: Matrix | None) -> Matrix:
+            added: Matrix = np.sum([own.totals(schema, mean) for own in self.rows], axis=0)
+            return added
+
+        mean, deviation = scale_of(schema, total)
         encoded = tuple(own.encoded(schema, mean, deviation) for own in self.rows)
         return replace(self, encoded=encoded, schema=schema, mean=mean, deviation=deviation)
 
@@ -164,15 +166,12 @@ def _agreed(source: TableSettings, rows: Sequence[ClientRows]) -> Schema:
         columns.append(
             {"name": column.name, "kind": CATEGORY, "categories": named, "other": any(other)}
         )
-    schema = checked_schema(
-        {
-            "version": VERSION,
-            "task": target.task,
-            "standardise": True,
-            "labels": sorted(target.labels),
-            "columns": columns,
-        }
-    )
+    schema: Schema = {
+        "task": target.task,
+        "labels": list[Any](target.labels),
+        "columns": columns,
+        "shape": None,
+    }
     if not width(schema):
         raise InputError("no-features", "No client has a feature with values.")
     return declared(schema, source.ranges) if source.ranges else schema
@@ -204,16 +203,6 @@ def _numbers_of(columns: Mapping[str, DataColumn], name: str | None) -> Matrix:
             "texts-for-numbers", f"Column {name!r} has text such as {column.categories[0]!r}."
         )
     return column.values.astype(np.float64)
-
-
-def _scale(rows: Sequence[ClientRows], schema: Schema) -> tuple[Matrix, Matrix]:
-    """Return mean and deviation of the encoded columns, by sums over clients or as declared."""
-    scale = declared_scale(schema)
-    if scale is None:
-        mean = mean_of({own.name: own.totals(schema) for own in rows})
-        squares = {own.name: own.totals(schema, mean) for own in rows}
-        scale = mean, deviation_of(squares, mean, schema)
-    return scale
 
 
 def _task(source: TableSettings, wanted: Target) -> list[str]:

@@ -19,7 +19,6 @@ from scaffpd.data.tabular.agree import (
     CategoryColumn,
     Column,
     Schema,
-    checked_schema,
     features,
 )
 from scaffpd.data.tabular.columns import (
@@ -118,24 +117,13 @@ class ClientRows:
         present = {name for name, n in zip(column.categories, counts, strict=True) if n > 0}
         return named, bool(present - set(named))
 
-    def totals(
-        self, given: object, mean: Matrix | None = None
-    ) -> dict[str, NDArray[np.int64] | Matrix]:
-        """Sum the training rows: n and Σx of each encoded column, or n and Σ(x − mean)².
-
-        Args:
-            given: the schema, as the coordinator sent it.
-            mean: of every encoded column, likewise.
-        """
-        schema = self._own(given)
+    def totals(self, schema: Schema, mean: Matrix | None = None) -> Matrix:
+        """Sum the training rows: n and Σx of each encoded column, or n and Σ(x − mean)²."""
+        self._check_task(schema)
         X = self._filled(schema, ~self.held)
         there = ~np.isnan(X).any(0)
-        n = np.where(there, len(X), 0).astype(np.int64)
         with np.errstate(over="ignore", invalid="ignore"):
-            if mean is None:
-                values = X.sum(0)
-            else:
-                values = ((X - _vector(mean, "mean", X.shape[1])) ** 2).sum(0)
+            values = X.sum(0) if mean is None else ((X - mean) ** 2).sum(0)
         values = np.where(there, values, 0.0)
         if not np.isfinite(values).all():
             at = features(schema)[int((~np.isfinite(values)).argmax())]
@@ -143,11 +131,11 @@ class ClientRows:
                 "numbers-too-large",
                 f"Silo {self.name!r} has numbers in column {at!r} that are too large to be added.",
             )
-        return {"n": n, "sum" if mean is None else "squares": values}
+        return np.stack([len(X) * there, values])
 
-    def sorted_numbers(self, given: object) -> list[Matrix]:
+    def sorted_numbers(self, schema: Schema) -> list[Matrix]:
         """Sort the numbers of training rows, column by column, for `counted` to count."""
-        schema = self._own(given)
+        self._check_task(schema)
         own = {column.name: column for column in self.table.columns}
         found = []
         for agreed in schema["columns"]:
@@ -159,10 +147,10 @@ class ClientRows:
         return found
 
     def encoded(
-        self, given: object, mean: Matrix, deviation: Matrix | None, separate: bool = False
+        self, schema: Schema, mean: Matrix, deviation: Matrix, separate: bool = False
     ) -> Encoded:
         """Encode training and held-out rows as agreed, with their targets; see `matrix`."""
-        schema = self._own(given)
+        self._check_task(schema)
         y = self.target.values
         if self.target.task == CLASSIFICATION:
             place = {label: k for k, label in enumerate(schema["labels"])}
@@ -185,32 +173,26 @@ class ClientRows:
         self,
         schema: Schema,
         mean: Matrix,
-        deviation: Matrix | None,
+        deviation: Matrix,
         rows: Mask,
         separate: bool = False,
     ) -> Matrix:
-        """Encode some rows: filled, and standardised if agreed.
+        """Encode some rows: filled and standardised.
 
         Where rows are to be `separate`, none has a part in how another one is encoded: missing
         values are the agreed mean, and categories are named by the agreement alone. So it is too
         where ranges are declared.
         """
         X = self._filled(schema, rows, separate or bool(schema.get("declared")))
-        centre = _vector(mean, "mean", X.shape[1])
-        X = np.where(np.isnan(X), centre, X)
-        if not schema["standardise"]:
-            return X
-        return (X - centre) / _vector(deviation, "deviation", X.shape[1])
+        return (np.where(np.isnan(X), mean, X) - mean) / deviation
 
-    def _own(self, given: object) -> Schema:
-        schema = checked_schema(given)
+    def _check_task(self, schema: Schema) -> None:
         task = self.target.task
         if schema["task"] != task:
             raise InputError(
                 "task-not-agreed",
                 f"Silo {self.name!r} has data for {task}, the agreement is on {schema['task']}.",
             )
-        return schema
 
     def _filled(self, schema: Schema, rows: Mask, separate: bool = False) -> Matrix:
         """Encode rows, not yet scaled; NaN is left only in columns without a training value here.
@@ -252,9 +234,8 @@ class ClientRows:
                 blocks[name] = with_steps(line, [agreed.get("steps", [])])
         return blocks
 
-    def indicators(self, given: object, sides: Sequence[Column]) -> Matrix:
+    def indicators(self, schema: Schema, sides: Sequence[Column]) -> Matrix:
         """Return zeros and ones of training rows: what columns may be cut by in pairs."""
-        schema = self._own(given)
         blocks = self._blocks(schema, ~self.held, separate=False)
         Z = np.concatenate([_cut(schema, blocks, side) for side in sides], 1)
         return np.where(np.isnan(Z), 0.0, Z)
@@ -374,13 +355,3 @@ def fills(data: ClientRows) -> dict[str, float | str]:
         if fill is not None:
             found[column.name] = fill
     return found
-
-
-def _vector(given: object, name: str, length: int) -> Matrix:
-    values = np.asarray(given, dtype=np.float64)
-    if values.shape != (length,) or not np.isfinite(values).all():
-        raise InputError(
-            "not-finite-numbers",
-            f"The coordinator sent a {name} that is not a list of {length} finite numbers.",
-        )
-    return values

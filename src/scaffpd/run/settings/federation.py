@@ -14,7 +14,6 @@ from scaffpd.algorithms import ALGORITHMS, Algorithm, Fair, MinimaxSums
 from scaffpd.algorithms.base import SLOPES, VECTORS
 from scaffpd.data.tabular.agree import (
     REST,
-    VERSION,
     Column,
     Schema,
     checked_schema,
@@ -301,9 +300,7 @@ class FederationTerms(SettingsTable):
         numbers = [column for column in columns if column["kind"] != CATEGORY]
         declared = columns and all("range" in column for column in numbers)
         made: Json = {
-            "version": VERSION,
             "task": REGRESSION if self.labels is None else CLASSIFICATION,
-            "standardise": True,
             "labels": list(self.labels or ()),
             "shape": self.columns if isinstance(self.columns, list) else None,
             "columns": columns,

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import FiniteFloat, TypeAdapter, ValidationError
+from pydantic import Field, FiniteFloat, TypeAdapter
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as save_tensors
 from typing_extensions import TypedDict  # pydantic wants its own before Python 3.12
 
+from scaffpd.data.tabular.agree import Schema
 from scaffpd.errors import InputError, unknown
 from scaffpd.federation import Vector
 from scaffpd.fields import Json
@@ -32,10 +33,10 @@ class AgreementValues(TypedDict):
 
     algorithm: str
     model: Json
-    schema: Json
+    schema: Schema
     mean: list[FiniteFloat]
-    deviation: list[FiniteFloat]
-    privacy: Json
+    deviation: list[Annotated[FiniteFloat, Field(gt=0)]]
+    privacy: NotRequired[Json]
 
 
 AGREEMENT = TypeAdapter(AgreementValues)
@@ -47,8 +48,8 @@ class Setup:
 
     algorithm: str  # its name, which determines the questions
     model: Json  # the loss and its settings, or the silos' name of a network
-    schema: Mapping[str, Any]  # columns, categories and labels (see `tabular`)
-    mean: Vector = field(repr=False)  # of every encoded column; empty without standardisation
+    schema: Schema  # columns, categories and labels
+    mean: Vector = field(repr=False)  # of every encoded column
     deviation: Vector = field(repr=False)  # likewise
     # ε, δ, clips and noise (see `Private`); empty without noise
     privacy: Json = field(default_factory=dict)
@@ -62,25 +63,9 @@ class Setup:
     @classmethod
     def of(cls, values: object) -> Setup:
         """Read what `values` returned."""
-        sentence = "The coordinator's agreement is not complete, or cannot be used."
-        given = {"privacy": {}, **values} if isinstance(values, dict) else values
-        try:
-            read = AGREEMENT.validate_python(given, strict=True)
-        except ValidationError as error:
-            where = "".join(f" ({name})" for name in error.errors()[0]["loc"][:1])
-            raise InputError("agreement-unusable", f"{sentence.rstrip('.')}{where}.") from None
-        mean = np.array(read["mean"], dtype=np.float64)
-        deviation = np.array(read["deviation"], dtype=np.float64)
-        if mean.shape != deviation.shape or not (deviation > 0).all():
-            raise InputError("agreement-unusable", sentence)
-        return cls(
-            read["algorithm"],
-            read["model"],
-            read["schema"],
-            mean,
-            deviation,
-            read["privacy"],
-        )
+        read: Any = AGREEMENT.validate_python(values, strict=True)
+        scale = {name: np.array(read[name], dtype=np.float64) for name in ("mean", "deviation")}
+        return cls(**(read | scale))
 
     def with_model(self, **changes: object) -> Setup:
         """Return the agreement with changed settings of the model; `None` removes a setting."""
