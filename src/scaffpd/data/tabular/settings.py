@@ -95,7 +95,7 @@ class TableSettings(ColumnSettings):
     entry: key.Column | None = None
     """Column with the time, or the date, from which on a row is at risk."""
     periods: Ends = ()
-    """Ends of periods, such as 365,730: a hazard in each of them, also with --epsilon."""
+    """Ends of periods, such as 365,730: a hazard in each, not Cox's model."""
     curves: Annotated[str, key.one_of(CURVES)] = "auto"
     """Numbers have curves, not lines alone: auto, on or off."""
     pairs: key.Whole = 8
