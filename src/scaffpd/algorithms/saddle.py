@@ -372,8 +372,9 @@ class _Quadratics:
             taken = fallen >= 0.1 * promised or there.value - bound < 0.5 * gap
             gap = min(gap, there.value - bound)
             best, lower = (weights, bound) if bound > lower else (best, lower)
-            lowest = there if there.value < lowest.value else lowest
             rounding = EPSILON * float(np.abs(there.losses) @ weights)
+            # gradients fall further where values are alike but for rounding
+            lowest = there if there.value < lowest.value + rounding else lowest
             if lowest.value - lower <= max(share * (first - lowest.value), least, rounding):
                 break
             if not taken:

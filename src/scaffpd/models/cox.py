@@ -163,10 +163,8 @@ class CoxOracle:
     def losses(
         self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)
     ) -> Tensor:
-        """Return f_i(x) without the gradients."""
-        if batch_size is not None:
-            refuse_samples()
-        return self.mean_loss(self.likelihood(x)) + self.ridge.half(x)
+        """Return f_i(x)."""
+        return self.evaluate(x, batch_size, key).losses
 
     def local_updates(
         self, x: Tensor, at: CoxPoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
@@ -323,7 +321,7 @@ class OwnModels:
         self.S = S
         self.b = b
         whole = torch.zeros(len(v), dtype=torch.long, device=v.device)
-        self._move(v)
+        self._move(v, *self._value(v))
         for _ in range(NEWTON):
             step = self.near.solve(self.gradient[..., None])[..., 0]
             slope = (self.gradient * step).sum(1)
@@ -334,22 +332,23 @@ class OwnModels:
             if bool(done.all()):
                 break
             length = torch.where(done, 0.0, 1.0)
-            before = self.value
             for _ in range(HALVINGS):
-                value = self._value(self.v - length[:, None] * step)[1]
-                down = done | small | (value <= before - 1e-4 * length * slope)
+                v = self.v - length[:, None] * step
+                at, value = self._value(v)
+                down = done | small | (value <= self.value - 1e-4 * length * slope)
                 if bool(down.all()):
                     break
                 length = torch.where(down, length, length / 2)
-            self._move(self.v - length[:, None] * step)
+            self._move(v, at, value)
 
     def _value(self, v: Tensor) -> tuple[PartialLikelihood, Tensor]:
         at = self.oracle.likelihood(self.x + self.S * v)
         return at, self.b * self.oracle.mean_loss(at) + v.square().sum(1) / 2
 
-    def _move(self, v: Tensor) -> None:
+    def _move(self, v: Tensor, at: PartialLikelihood, value: Tensor) -> None:
         self.v = v
-        self.at, self.value = self._value(v)
+        self.at = at
+        self.value = value
         self.slope = self.b[:, None] * self.oracle.mean_slope(self.at)
         self.gradient = self.S * self.slope + v
         self.off = self.gradient.norm(dim=1)

@@ -46,12 +46,6 @@ class LogSums(NamedTuple):
         share = torch.where(other.log == NONE, 0, (other.log - log).exp())
         return LogSums(log, self.mean + share[..., None] * (other.mean - self.mean))
 
-    def total(self) -> LogSums:
-        """Return the sums over the last axis."""
-        log = torch.logsumexp(self.log, -1)
-        share = torch.where(self.log == NONE, 0, (self.log - log[..., None]).exp())
-        return LogSums(log, (share[..., None] * self.mean).sum(-2))
-
     def at(self, place: Tensor) -> LogSums:
         """Select places."""
         return LogSums(self.log[place], self.mean[place])
@@ -80,65 +74,18 @@ def nothing(size: int, like: LogSums) -> LogSums:
     return LogSums(like.log.new_full((size,), NONE), like.mean.new_zeros(size, like.mean.shape[1]))
 
 
-class Prefixes:
-    """Intervals that begin with the first point of their client: running sums, client by client.
-
-    Args:
-        last: the last point of each interval, of all clients' points one after the other.
-        rows: which of the rows have an interval that is not empty.
-        counts: every client's number of points.
-    """
-
-    def __init__(self, last: Tensor, rows: Tensor, counts: Tensor) -> None:
-        self.shape = len(counts), max(int(counts.max()), 1)
-        owner = torch.repeat_interleave(torch.arange(len(counts)).to(counts), counts)
-        start = torch.cumsum(counts, 0) - counts
-        here = torch.arange(len(owner)).to(counts)
-        self.places = here - start[owner] + owner * self.shape[1]
-        self.rows = rows
-        self.last = self.places[last[rows]]
-        self.size = len(last)
-        self.depth = self.shape[1].bit_length()
-
-    def over(self, points: LogSums) -> LogSums:
-        """Return the sums over the points of every interval."""
-        table = nothing(self.shape[0] * self.shape[1], points)
-        table.log[self.places] = points.log
-        table.mean[self.places] = points.mean
-        out = nothing(self.size, points)
-        found = self._running(table, 1).at(self.last)
-        out.log[self.rows] = found.log
-        out.mean[self.rows] = found.mean
-        return out
-
-    def covering(self, rows: LogSums) -> LogSums:
-        """Return the sums over the intervals that cover each point."""
-        own = collected(rows.at(self.rows), self.last, self.shape[0] * self.shape[1])
-        return self._running(own, -1).at(self.places)
-
-    def _running(self, sums: LogSums, direction: int) -> LogSums:
-        """Add what is 1, 2, 4, … places before, or behind."""
-        log = sums.log.view(self.shape)
-        mean = sums.mean.view(*self.shape, sums.mean.shape[1])
-        for k in range(self.depth):
-            step = min(1 << k, self.shape[1])
-            near, far = (slice(step, None), slice(None, -step))
-            to, of = (near, far) if direction > 0 else (far, near)
-            found = LogSums(log[:, to], mean[:, to]).joined(LogSums(log[:, of], mean[:, of]))
-            log = log.clone()
-            mean = mean.clone()
-            log[:, to] = found.log
-            mean[:, to] = found.mean
-        return LogSums(log.flatten(), mean.flatten(0, 1))
+def moved(sums: LogSums, places: int) -> LogSums:
+    """Move sums to later places, or to earlier ones if < 0."""
+    ends = places, -places
+    return LogSums(pad(sums.log, ends, value=NONE), pad(sums.mean, (0, 0, *ends)))
 
 
 class Intervals:
     r"""Intervals [l_j, h_j) of a line of points: sums over the points of each, and the transpose.
 
-    An interval crosses the middle of one block of 2^k points, at the bit in which l_j and h_j − 1
-    first differ. There it is the end of the left half and the beginning of the right half: two
-    entries of running sums within halves. These take one step from each size of blocks to the
-    next, so that all of it costs O(rows + points · log points).
+    An interval is a row of blocks of 2^k points, one for every bit k of its length, the shortest
+    first. Sums over all blocks of a size come from those of half of it, so that all of it costs
+    O((rows + points) log points).
 
     Args:
         low: l_j.
@@ -147,84 +94,34 @@ class Intervals:
     """
 
     def __init__(self, low: Tensor, high: Tensor, points: int) -> None:
-        self.low = low
-        self.last = high - 1
+        self.size = len(low)
         self.points = points
-        self.size = 1 << max(points - 1, 0).bit_length()
-        level = torch.frexp((low ^ self.last).clamp_min(0).double()).exponent
-        level = torch.where(high > low, level, -1)
-        self.levels = [torch.nonzero(level == k)[:, 0] for k in range(1 + max(int(level.max()), 0))]
-        self.depth = 2 * len(self.levels)
+        length = (high - low).clamp_min(0)
+        self.blocks = []  # of 2^k points: whose they are, and where they begin
+        for k in range(int(length.max()).bit_length()):
+            rows = torch.nonzero((length >> k) & 1)[:, 0]
+            self.blocks.append((rows, low[rows] + (length[rows] & ((1 << k) - 1))))
+        self.depth = 2 * len(self.blocks)
 
     def over(self, points: LogSums) -> LogSums:
         """Return the sums over the points of every interval."""
-        more = self.size - self.points
-        log = pad(points.log, (0, more), value=NONE)
-        right = LogSums(log, pad(points.mean, (0, 0, 0, more)))
-        left = right
-        out = nothing(len(self.low), points)
-        for level, rows in enumerate(self.levels):
-            low = left.at(self.low[rows])
-            found = low.joined(right.at(self.last[rows])) if level else low
+        out = nothing(self.size, points)
+        for k, (rows, first) in enumerate(self.blocks):
+            if k:
+                points = points.joined(moved(points, -(1 << (k - 1))))
+            found = out.at(rows).joined(points.at(first))
             out.log[rows] = found.log
             out.mean[rows] = found.mean
-            if level:
-                right, left = _grown(right, 1 << (level - 1)), _grown(left, -(1 << (level - 1)))
         return out
 
     def covering(self, rows: LogSums) -> LogSums:
         """Return the sums over the intervals that cover each point."""
-        right = left = nothing(self.size, rows)
-        for level in range(len(self.levels) - 1, 0, -1):
-            some = self.levels[level]
-            own = rows.at(some)
-            right = right.joined(collected(own, self.last[some], self.size))
-            left = left.joined(collected(own, self.low[some], self.size))
-            half = 1 << (level - 2) if level > 1 else 0
-            right = _pushed(right, half)
-            left = _pushed(left, -half)
-        single = self.levels[0]
-        alone = collected(rows.at(single), self.low[single], self.size)
-        found = right.joined(left).joined(alone)
-        return LogSums(found.log[: self.points], found.mean[: self.points])
-
-
-def _halves(sums: LogSums, half: int) -> tuple[LogSums, LogSums]:
-    """Return the inner and the outer half of every block: left and right, or the reverse if < 0."""
-    size = abs(half)
-    blocks = len(sums.log) // (2 * size)
-    log = sums.log.view(blocks, 2, size)
-    mean = sums.mean.view(blocks, 2, size, sums.mean.shape[1])
-    inner, outer = (0, 1) if half > 0 else (1, 0)
-    return LogSums(log[:, inner], mean[:, inner]), LogSums(log[:, outer], mean[:, outer])
-
-
-def _whole(inner: LogSums, outer: LogSums, half: int) -> LogSums:
-    pair = (inner, outer) if half > 0 else (outer, inner)
-    log = torch.stack([part.log for part in pair], 1).flatten()
-    return LogSums(log, torch.stack([part.mean for part in pair], 1).flatten(0, 2))
-
-
-def _grown(sums: LogSums, half: int) -> LogSums:
-    """Go from running sums within halves to those within blocks; from the right if < 0."""
-    inner, outer = _halves(sums, half)
-    end = -1 if half > 0 else 0
-    whole = LogSums(inner.log[:, end, None], inner.mean[:, end, None])
-    return _whole(inner, outer.joined(whole), half)
-
-
-def _pushed(sums: LogSums, half: int) -> LogSums:
-    """Go from entries of blocks to those of halves: the outer half covers all of the inner."""
-    if half == 0:
-        return sums
-    inner, outer = _halves(sums, half)
-    end = abs(half) - 1 if half > 0 else 0
-    whole = outer.total()
-    last = LogSums(inner.log[:, end], inner.mean[:, end]).joined(whole)
-    log, mean = inner.log.clone(), inner.mean.clone()
-    log[:, end] = last.log
-    mean[:, end] = last.mean
-    return _whole(LogSums(log, mean), outer, half)
+        found = nothing(self.points, rows)
+        for k, (some, first) in reversed([*enumerate(self.blocks)]):
+            found = found.joined(collected(rows.at(some), first, self.points))
+            if k:
+                found = found.joined(moved(found, 1 << (k - 1)))
+        return found
 
 
 EFRON = "efron"
@@ -263,7 +160,6 @@ class RiskSets:
         low, high, place = np.zeros((3, len(table)), dtype=np.int64)
         order = np.lexsort((time, layout.owner.cpu().numpy()))
         first: list[int] = []
-        several: list[int] = []
         points = 0
         start = 0
         for size in layout.lengths:
@@ -276,7 +172,6 @@ class RiskSets:
             high[own] = np.where(dead[own], place[own], after)
             first += (start + np.searchsorted(time[order[own]], times)).tolist()
             points += len(times)
-            several.append(len(times))
             start += size
         high[table[:, WEIGHT] == 0] = 0
 
@@ -286,11 +181,7 @@ class RiskSets:
         self.points = points
         self.order = tensor(order)
         self.first = tensor(np.array(first, dtype=np.int64))
-        if entry.any():
-            self.intervals: Intervals | Prefixes = Intervals(tensor(low), tensor(high), points)
-        else:
-            rows = tensor(np.flatnonzero(high > low))
-            self.intervals = Prefixes(tensor(high - 1), rows, tensor(np.array(several)))
+        self.intervals = Intervals(tensor(low), tensor(high), points)
         self.events = tensor(np.flatnonzero(dead))
         self.time = tensor(place[dead])
         counts = np.bincount(place[dead], minlength=points)
