@@ -88,7 +88,8 @@ class DeployedRun:
     def pause(self, why: str) -> Outcome:
         """Return the outcome of a run that stops for a reason."""
         made = self.rounds()
-        return Outcome(PAUSED, f"{why.rstrip('.')}. The run waits after round {made}.", made)
+        waits = f"The run waits after round {made}; the same command goes on."
+        return Outcome(PAUSED, f"{why.rstrip('.')}. {waits}", made)
 
     def rounds(self) -> int:
         """Return the rounds made so far."""

@@ -32,7 +32,7 @@ class CollabTransport:
 
     def ask(self, questions: Mapping[str, bytes], timeout: float) -> dict[str, bytes | Failure]:
         """Ask the named sites in parallel."""
-        arrived: queue.SimpleQueue[tuple[str, bytes | Failure | RunAborted]] = queue.SimpleQueue()
+        arrived: queue.SimpleQueue[tuple[str, bytes | Failure]] = queue.SimpleQueue()
         for site, question in questions.items():
             if site not in self._proxies:
                 arrived.put((site, Failure("it is not connected")))
@@ -53,8 +53,6 @@ class CollabTransport:
                 site, reply = arrived.get(timeout=0.5)
             except queue.Empty:
                 continue
-            if isinstance(reply, RunAborted):
-                raise reply
             if site in waiting:
                 answers[site] = reply
                 waiting.discard(site)
@@ -68,8 +66,8 @@ class CollabTransport:
             reply = self._proxies[site](timeout=timeout).answer(question)
             if not isinstance(reply, bytes):
                 reply = Failure(f"The site sent {type(reply).__name__} instead of bytes.")
-        except RunAborted as end:
-            reply = end
+        except RunAborted:  # `ask` says it, in our words
+            return
         except CollabCallError as problem:
             late = "timed out" in str(problem)
             reply = Failure(f"No reply within {timeout:g} seconds." if late else str(problem))
