@@ -89,6 +89,24 @@ def test_columns_that_predict_nothing_are_called_so():
         assert found.sentence.startswith("These columns do not predict the target")
 
 
+def test_why_the_average_model_is_not_advised_is_said_where_it_does_as_well():
+    """Fair is within noise of all others; a constant beats average, and personal models beat it."""
+    random = np.random.default_rng(0)
+    losses = []
+    for _ in range(6):
+        same = random.exponential(size=60)
+        rows = [level + same for level in (1.0, 1.3, 1.3, 1.2, 0.9)]
+        rows[3] = rows[3] + 3 * random.standard_normal(60)
+        losses.append(np.array(rows))
+    evidence = HeldOutMoments.of(losses)
+    means = evidence.means
+    found = Joining(tuple("abcdef"), MODELS, means, means, "rmse", ((60, 60),) * 6, evidence)
+    assert found.recommendation == "fair"
+    assert found.details[2] == (
+        "One average model does as well, within noise, but is clearly beaten by a constant answer."
+    )
+
+
 def test_shared_and_personal_models_are_those_of_train():
     train, test = made(np.random.default_rng(6), clients=4, rows=30, apart=0.5)
     model = sp.Linear("squared", RIDGE, True)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 import scaffpd as sp
+from scaffpd.run.prepare import prepare
+from scaffpd.run.settings.run import RunConfig
+
+RESULTS = Path(__file__).parents[2] / "results" / "flamby" / "README.md"
 
 
 def test_regions_are_as_flamby_has_them():
@@ -35,3 +42,19 @@ def test_hospitals_are_as_flamby_has_them():
     assert found.features[2:5] == ("cp=2", "cp=3", "cp=4")
     for X, _ in found.train:
         np.testing.assert_allclose(X.mean(0), 0, atol=1e-12)
+
+
+def test_runs_on_the_hospitals_say_how_the_benchmark_compares():
+    """The remark, which stands on the page, has the numbers of results/flamby."""
+    remark = prepare(RunConfig.of({"data": {"source": "hospitals"}}, "hospitals")).remarks[0]
+    part = RESULTS.read_text().partition("## heart")[2].partition("95 % intervals")[0]
+    means = {
+        row.split("|")[1].strip(): float(row.split("**")[1])
+        for row in part.splitlines()
+        if "**" in row
+    }
+    alone = "each site alone, published"
+    best = max(v for name, v in means.items() if name.endswith("published") and name != alone)
+    ours = [means[f"{name}, ours"] for name in ("average", "fair", "personal", "alone")]
+    said = re.findall(r"(\d+\.\d) %", remark)
+    assert said == [f"{100 * value:.1f}" for value in (best, means[alone], *ours)]

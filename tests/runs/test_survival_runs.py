@@ -65,6 +65,10 @@ def test_a_table_becomes_models_scores_and_curves(place, capsys):
     assert "intercept" not in effects
     drawn = {figure.name: figure for figure in figures(run)}
     assert {"survival", "risks"} <= drawn.keys()
+    assert "with the most" not in drawn["survival"].caption
+    run.clients.append("a seventh")
+    named = next(one for one in figures(run) if one.name == "survival").caption
+    assert named.endswith("These are the 3 clients with the most of them.")
     assert run.joining.loss == "cox"
     assert "wrong pairs" in " ".join(run.joining.details)
     found = predict(place / "run", place / "patients.csv")

@@ -218,7 +218,9 @@ class Joining:
         if self.shown != AVERAGE and self._clear(self.shown, AVERAGE):
             found.append(f"Against one average model it is {self._compared(self.shown, AVERAGE)}.")
         elif self.shown != AVERAGE:
-            found.append("One average model does as well, within noise.")
+            others = [CALLED[m] for m in self.models if self.better(m, AVERAGE)]
+            but = f", but is clearly beaten by {others[0]}" if others else ""
+            found.append(f"One average model does as well, within noise{but}.")
         return [*found, self.fairness] if self.shown != FAIR and FAIR in self.models else found
 
     @property

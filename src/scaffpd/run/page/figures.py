@@ -300,17 +300,20 @@ def survival(run: RunRecord) -> Figure | None:
         for row, where in _curve_rows(run, thirds=False)
         for kind in ("observed", "predicted")
     ]
+    shown = len({row["group"] for row in points})
     caption = (
         "Share of held-out rows without an event. Steps: observed (Kaplan and Meier); dashed: the "
         f"mean of what “{brief(run.main.name)}” predicts there."
     )
+    if shown < len(run.clients):
+        caption += f" These are the {shown} {plural(run.word)} with the most of them."
     dash: Spec = {
         "field": "kind",
         "type": "nominal",
         "scale": {"domain": ["observed", "predicted"], "range": [[1, 0], [5, 4]]},
         "legend": None,
     }
-    title = ("survival", f"How long, at every {run.word}?", caption)
+    title = ("survival", f"How long, {run.word} by {run.word}?", caption)
     return _curves(title, points, {"strokeDash": dash})
 
 

@@ -26,7 +26,7 @@ PALETTE = {
     "caution-paper": "#fdf4e1",
 }
 # Okabe and Ito's colours, which people with colour blindness tell from one another
-SERIES = ("#0072b2", "#d55e00", "#00835f", "#a4437c", "#946200", "#3b7fb0", "#5b6472")
+SERIES = ("#0072b2", "#d55e00", "#00835f", "#a4437c", "#946200", "#5b6472", "#3b7fb0")
 # a shape beside each colour; no two models look alike without colours either
 SHAPES = {
     "circle": "M2 7a5 5 0 1 0 10 0a5 5 0 1 0 -10 0Z",
