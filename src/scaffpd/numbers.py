@@ -106,7 +106,8 @@ def plural(word: str) -> str:
     """Return the plural of an English noun, such as a column's name."""
     if word.endswith("y") and word[-2:-1] not in tuple("aeiou"):
         return f"{word[:-1]}ies"
-    return f"{word}es" if word.endswith(("s", "x", "ch", "sh")) else f"{word}s"
+    hisses = word.endswith(("s", "x", "ch", "sh")) and word != "epoch"
+    return f"{word}es" if hisses else f"{word}s"
 
 
 def capital(sentence: str) -> str:

@@ -259,6 +259,6 @@ def test_numbers_as_they_are_written():
     assert [plain(v) for v in values] == texts
     assert [whole(v) for v in (8.0, 12.5, 100000)] == ["8", "12.50", "100\u202f000"]
     assert [small(v) for v in (3.2e-7, 0.0, None)] == ["3.2 · 10⁻⁷", "0", "–"]
-    words = ("client", "country", "box", "day", "class")
-    assert [plural(w) for w in words] == ["clients", "countries", "boxes", "days", "classes"]
+    words = ("client", "country", "box", "day", "class", "epoch")
+    assert " ".join(map(plural, words)) == "clients countries boxes days classes epochs"
     assert brief("x" * 100) == "x" * 47 + "…"

@@ -111,7 +111,6 @@ class RoundsScreen:
         self.pause = pause
         self.over = Event()
         self.done = 0.0
-        self.began = time.monotonic()
         self.last = ""  # what was shown last
         self.said = time.monotonic()
 
@@ -139,8 +138,10 @@ class RoundsScreen:
     def phase(self, text: str, done: float = 0.0) -> None:
         """Show what is under way, and which share of it is done; 0 begins anew."""
         tasks = self.bar.task_ids
-        if done == 0.0 or not tasks:
+        if self.done == 0.0:  # how long people took to begin tells nothing
             self.began = time.monotonic()
+            self.base = done
+        if done == 0.0 or not tasks:
             for task in tasks:
                 self.bar.remove_task(task)
             tasks = [self.bar.add_task(text, total=None)]
@@ -150,8 +151,10 @@ class RoundsScreen:
             self._tell()
 
     def _tell(self) -> None:
-        spent = time.monotonic() - self.began
-        left = f", about {seconds(spent / self.done - spent)} left" if 0 < self.done < 1 else ""
+        left = ""
+        if self.base < self.done < 1:
+            spent = time.monotonic() - self.began
+            left = f", about {seconds(spent * (1 - self.done) / (self.done - self.base))} left"
         self.say(f"{self.last}{left}")
 
     def begin(self, model: str, names: Sequence[str], rounds: int, tol: float | None) -> None:

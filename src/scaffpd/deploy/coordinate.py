@@ -21,13 +21,7 @@ from scaffpd import __version__
 from scaffpd.deploy.agreement import Agreement
 from scaffpd.deploy.board import Board, Mailbox, SiloTrouble
 from scaffpd.deploy.deployed_run import FAILED, OUTCOME, PAUSED, DeployedRun, Outcome, read_json
-from scaffpd.deploy.messages import (
-    REFUSED,
-    Json,
-    Message,
-    Transport,
-    encode,
-)
+from scaffpd.deploy.messages import REFUSED, Json, Message, Transport, encode
 from scaffpd.deploy.program import Finished, RunStates, take_part
 from scaffpd.deploy.recording import record_of
 from scaffpd.deploy.silo import CARD
@@ -124,7 +118,7 @@ class Coordination:
             late = not failure.waits and time.monotonic() - since > self.file.timeout
             if late or (refused and strikes >= STRIKES):
                 return self.folder.pause(str(trouble))
-            time.sleep(PAUSE_SECONDS)
+            time.sleep(PAUSE_SECONDS * (min(strikes, 15) if failure.waits else 1))
 
     def agreement(self) -> Agreement:
         """Return the document of this run: the terms, and the keys that silos show."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nvflare.collab import collab
-from nvflare.collab.api.exceptions import CollabCallError, RunAborted
+from nvflare.collab.api.exceptions import RunAborted
 
 from scaffpd.deploy.flare.serving import SERVER_FILE
 from scaffpd.deploy.messages import Failure, JsonMapping
@@ -68,11 +68,9 @@ class CollabTransport:
                 reply = Failure(f"The site sent {type(reply).__name__} instead of bytes.")
         except RunAborted:  # `ask` says it, in our words
             return
-        except CollabCallError as problem:
+        except Exception as problem:  # one failing site must not lose the others' replies
             late = "timed out" in str(problem)
             reply = Failure(f"No reply within {timeout:g} seconds." if late else str(problem))
-        except Exception as problem:  # one failing site must not lose the others' replies
-            reply = Failure(f"{type(problem).__name__}: {problem}")
         arrived.put((site, reply))
 
 
