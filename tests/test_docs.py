@@ -52,6 +52,14 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(page, quickly, capsys):
         assert gap.sub("·", printed).split() == gap.sub("·", shown).split()
 
 
+@pytest.mark.parametrize("page", [ROOT / "CONTRIBUTING.md", *pages()], ids=named)
+def test_files_that_a_page_names_exist(page):
+    spans = re.findall(r"`([a-z_]+/[\w/.-]+\.pyi?)`", page.read_text(encoding="utf-8"))
+    for place in spans:
+        there = any((home / place).exists() for home in (ROOT, ROOT / "src" / "scaffpd"))
+        assert there or "NAME" in place, f"{named(page)} names {place}"
+
+
 @pytest.mark.parametrize("page", pages(), ids=named)
 def test_commands_names_and_links_exist(page):
     for code in blocks(page, "python", fragments=True):
