@@ -1,4 +1,4 @@
-r"""The four convex losses of a linear model, each as a function of the predictions z = A x.
+r"""The convex losses of a linear model, each as a function of the predictions z = A x.
 
 A client's loss is f_i(x) = (1/m_i) Σ_j ℓ(z_j, y_j) + (l2/2)‖x‖², so a loss only has to provide ℓ,
 its derivative in z (the *residual*) and a bound on its second derivative. Every function acts on

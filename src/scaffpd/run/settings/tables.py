@@ -1,4 +1,4 @@
-"""Tables that a run's settings are made of; no PyTorch, so that `--help` is quick."""
+"""[model], [training], … of a run's settings; no PyTorch, so that `--help` is quick."""
 
 from __future__ import annotations
 
