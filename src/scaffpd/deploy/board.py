@@ -69,15 +69,21 @@ class Mailbox:
                 raise InputError("post-missing", f"Nobody has shown the posts of step {step}.")
             return self._log[step]
 
-    def run(self, program: Callable[[], object]) -> None:
-        """Run a program to its end, and note how it ended."""
-        try:
-            program()
-        except BaseException as error:
-            self.failure = error
-        with self._changed:
-            self.ended = True
-            self._changed.notify_all()
+    def start(self, program: Callable[[], object]) -> threading.Thread:
+        """Run a program in a thread, and note how it ends."""
+
+        def run() -> None:
+            try:
+                program()
+            except BaseException as error:
+                self.failure = error
+            with self._changed:
+                self.ended = True
+                self._changed.notify_all()
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        return thread
 
     def close(self) -> None:
         """End the program at its next exchange."""
@@ -126,13 +132,14 @@ def read_news(message: Message) -> tuple[int, list[Posts]]:
     """Read what `written` wrote."""
     start = message.values.get("start")
     end = message.values.get("end")
+    malformed = WireError("not-a-message", "The news of the board cannot be read.")
     if type(start) is not int or type(end) is not int or not 0 <= start <= end <= start + 10**6:
-        raise WireError("not-a-message", "The news of the board cannot be read.")
+        raise malformed
     news: list[dict[str, bytes]] = [{} for _ in range(end - start)]
     for name, array in message.arrays.items():
         step, _, silo = name.partition(":")
         if not step.isdecimal() or not start <= int(step) < end:
-            raise WireError("not-a-message", "The news of the board cannot be read.")
+            raise malformed
         news[int(step) - start][silo] = array.tobytes()
     return start, list[Posts](news)
 
@@ -225,7 +232,7 @@ class Board:
         self.wire.add(exchanges=1, down=sum(map(len, questions.values())))
         replies = self.transport.ask(questions, self.timeout)
         for name in questions:
-            reply = replies.get(name, Failure("there is no answer"))
+            reply = replies[name]
             if isinstance(reply, Failure):
                 raise SiloTrouble(name, reply)
             self.wire.add(up=len(reply))
@@ -235,7 +242,6 @@ class Board:
                 raise SiloTrouble(name, Failure(f"an unreadable answer: {error}")) from None
             if found[name].kind == REFUSED:
                 values = found[name].values
-                sentence = plain(values.get("sentence"))
                 waits = values.get("waits") is True
-                raise SiloTrouble(name, Failure(sentence, REFUSED, waits))
+                raise SiloTrouble(name, Failure(plain(values.get("sentence")), REFUSED, waits))
         return found

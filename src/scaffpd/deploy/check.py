@@ -12,6 +12,7 @@ from scaffpd.data.tabular.settings import CLASSIFICATION, REGRESSION
 from scaffpd.deploy.dataset import Dataset
 from scaffpd.deploy.flare.serving import expiry_warning
 from scaffpd.deploy.messages import Array, Json
+from scaffpd.numbers import brief
 from scaffpd.run.settings.silo import SiloFile
 from scaffpd.secure.keys import Identity
 
@@ -80,22 +81,8 @@ def warnings(file: SiloFile, data: Dataset) -> Iterator[str]:
     """Yield warnings for the operator."""
     if ending := expiry_warning(file.path):
         yield ending
-    limits = file.limits
-    if data.rows[0] < limits.rows:
-        yield (
-            f"There are {data.rows[0]} training rows, and limits.rows asks for {limits.rows}: this "
-            "silo would not take part."
-        )
     if data.dropped:
         yield f"Rows without a target are left out: {data.dropped}."
-    found = _labels(data)
-    for entry in found:
-        if entry["train"] == 0:
-            yield f"The label {entry['label']!r} has no training row."
-        elif entry["train"] + entry["test"] == 1:
-            yield f"The label {entry['label']!r} has one row only."
-    if len(found) == 1:
-        yield f"All rows have the label {found[0]['label']!r}."
     present = dict(_present(data))
     empty = [name for name, values in present.items() if len(values) == 0]
     constant = [
@@ -126,5 +113,5 @@ def _present(data: Dataset) -> Iterator[tuple[str, Array]]:
 
 
 def _cut(names: list[str]) -> str:
-    short = [name if len(name) <= 40 else f"{name[:37]}..." for name in names[:SHOWN]]
-    return ", ".join(short) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(map(brief, names[:SHOWN])) + more

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -142,10 +141,7 @@ class Coordination:
                 )
             )
 
-        onlooker = threading.Thread(
-            target=mailbox.run, args=(look_on,), daemon=True, name="onlooker"
-        )
-        onlooker.start()
+        onlooker = mailbox.start(look_on)
         try:
             self.board.run(mailbox)
             onlooker.join(JOIN_SECONDS)

@@ -16,7 +16,6 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import partial
 from typing import NoReturn
 
 import numpy as np
@@ -68,16 +67,15 @@ class AskedQuestion:
 
     def propose(self, part: str = "", weights: Vector | None = None) -> Vector | None:
         """Agree on the question, unless that is done, and on the weights of a sum."""
+        session = self.channel.session
         more = {} if weights is None else {"weights": np.array(weights)}
-        if self._proposed and weights is not None:
-            return self.channel.session.propose(f"sum {part}", {}, more)[1]["weights"]
         if self._proposed:
-            return None
+            return session.propose(f"sum {part}", {}, more)[1]["weights"] if more else None
         self._proposed = True
         values, tensors = question_parts(self.question)
         values |= {"clients": self.chosen, "part": part}
         arrays = {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
-        adopted, theirs = self.channel.session.propose(self.question.kind, values, arrays | more)
+        adopted, theirs = session.propose(self.question.kind, values, arrays | more)
         for name, tensor in tensors.items():
             if not np.array_equal(theirs[name], arrays[name]):  # in place: states have it too
                 with torch.no_grad():
@@ -88,11 +86,6 @@ class AskedQuestion:
             mine = getattr(self.question, "plan", None)
             self.question = replace(self.question, plan=replace(mine, **numbers))  # type: ignore
         return theirs.get("weights")
-
-    @property
-    def point(self) -> str:
-        """Name of the point that the question is about."""
-        return _place(self.question)
 
     @property
     def own(self) -> Reply | None:
@@ -265,7 +258,7 @@ class ReplicaChannel:
         }
         wanted = dict[str, tuple[int, ...]](dict.fromkeys(question.scalars, ())) | shapes
         numbers = asked.numbers(wanted) if wanted else {}
-        return Reply({name: partial(_itself, table) for name, table in numbers.items()}, vectors)
+        return Reply({name: table.clone for name, table in numbers.items()}, vectors)
 
 
 class ReplicaSums:
@@ -298,7 +291,7 @@ class ReplicaSums:
             assert w is not None
             self._check_share(w)
             question = vectors.asked.question
-            place = vectors.asked.point
+            place = _place(question)
             if isinstance(question, OwnWeights):  # numbers, and no vector
                 place = f"{question.kind} {place}"
             level = getattr(question, "level", None)
@@ -309,8 +302,7 @@ class ReplicaSums:
         else:  # stored at silos
             w = self.session.propose(part, {}, {"weights": np.array(weights)})[1]["weights"]
         shape = vectors.shape or tuple(asked.like.shape)
-        own = np.zeros(int(np.prod(shape)))
-        own += self._own(vectors, asked, w)
+        own = np.zeros(int(np.prod(shape))) + self._own(vectors, asked, w)
         symmetric = isinstance(vectors, OwnVectors) and part in vectors.asked.question.symmetric
         upper = np.triu_indices(shape[0]) if symmetric else None
         if upper is not None:  # half of a Hessian is enough
@@ -327,10 +319,11 @@ class ReplicaSums:
         """Return this silo's term."""
         if self.channel.rows is None:
             return 0.0
-        w = float(weights[self.channel.names.index(self.session.name)])
+        place = self.channel.names.index(self.session.name)
+        w = float(weights[place])
         if not isinstance(vectors, OwnVectors):
-            at = asked.chosen.index(self.channel.names.index(self.session.name))
-            return w * vectors.each()[at].double().cpu().numpy().ravel()
+            own_row = vectors.each()[asked.chosen.index(place)]
+            return w * own_row.double().cpu().numpy().ravel()
         own = vectors.asked.own
         if own is None:
             return 0.0
@@ -346,7 +339,7 @@ class ReplicaSums:
         places = Places.usual(len(self.channel.start()), len(samples), 0)
         own = asked.own
         if own is None:
-            public = self.channel._public(SHARED, None)
+            unit = self.channel._public(SHARED, None)["unit"]
             total = self.session.total(part, None, places)
         else:
             addends = own.vectors[part].addends
@@ -355,10 +348,9 @@ class ReplicaSums:
             w = weights[self.channel.names.index(self.session.name)]
             terms = SumTerms(len(samples), scale, about)
             made: SharedSum = addends(torch.tensor([w], dtype=torch.float64), terms)
-            assert isinstance(made.parts, Tensor)
-            public = self.channel._public(SHARED, {"unit": np.array([made.unit])})
+            unit = self.channel._public(SHARED, {"unit": np.array([made.unit])})["unit"]
             total = self.session.total(part, made.parts[0].long().numpy(), places)
-        return torch.from_numpy(total * public["unit"][0])
+        return torch.from_numpy(total * unit[0])
 
     def _weights(self, question: Question, weights: Vector) -> Vector:
         """Return weights of mean gradients; modes without τ are gradients of sums over rows."""
@@ -439,10 +431,6 @@ def _place(question: object) -> str:
     if not bool(x.any()):  # where all linear models begin, whatever their columns
         return "start"
     return hashlib.sha256(x.detach().double().cpu().numpy().tobytes()).hexdigest()
-
-
-def _itself(table: Tensor) -> Tensor:
-    return table
 
 
 def _not_available(*_: object) -> NoReturn:

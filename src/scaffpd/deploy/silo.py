@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,13 @@ CARD = "card"
 READY = "ready"
 PATIENCE = 20.0  # seconds after which a silo that computes says so
 AWAITED = "agreement-awaited"
+PUBLIC = (  # codes of refusals about what everybody sees
+    "model-too-large",
+    "privacy-budget",  # the account counts releases, which are public
+    "rows-changed",
+    "share-too-large",
+    "too-many-weightings",
+)
 NOT_TOLD = "This silo cannot take part; its own log says why."
 MODEL = "model.safetensors"
 
@@ -64,16 +71,19 @@ class Silo:
             with self._lock:
                 return encode(self._answer(decode(question)))
         except InputError as error:
-            return encode(_refusal(error))
+            log.warning("refused: %s", error)
+            about = {"sentence": str(error), "code": error.code, "waits": error.code == AWAITED}
         except Exception:
             log.exception("a question failed")
-            return encode(Message(REFUSED, {"sentence": NOT_TOLD}))
+            about = {"sentence": NOT_TOLD}
+        return encode(Message(REFUSED, about))
 
     def _answer(self, asked: Message) -> Message:
         if asked.kind == CARD:
             return Message(CARD, {"card": self.identity.card.digits})
-        if asked.kind == BEGIN:
-            self._begin(asked)
+        states = asked.values.get("states")
+        if asked.kind == BEGIN and isinstance(states, list):
+            self._begin(asked, states)
             return Message(READY)
         if asked.kind != NEWS:
             raise InputError("question-unknown", "This silo does not know this message.")
@@ -83,12 +93,10 @@ class Silo:
         mailbox.show(*read_news(asked))
         reply = mailbox.next(PATIENCE)
         if reply.kind == DONE and mailbox.failure is not None:
-            if isinstance(mailbox.failure, InputError):
-                return _refusal(mailbox.failure)
-            return Message(REFUSED, {"sentence": NOT_TOLD})
+            raise mailbox.failure  # `answer` makes a refusal of it
         return reply
 
-    def _begin(self, asked: Message) -> None:
+    def _begin(self, asked: Message, states: list[Any]) -> None:
         """Decide about an agreement, and start to run it."""
         agreement = Agreement.of(asked.values.get("agreement"), self.file.path)
         run = agreement.digest.hex()
@@ -96,22 +104,12 @@ class Silo:
         self.records.ask(run, agreement.values)
         others = bool(agreement.with_others(self.records.begun()))
         allowed(self.file, self.records.granted(run), others)
-        states = asked.values.get("states")
-        if not isinstance(states, list):
-            raise InputError("question-unknown", "This silo does not know this message.")
         self.records.begin(run, self.file.limits.runs)
         if self._mailbox is not None:
             self._mailbox.close()
         self._epoch = str(asked.values.get("epoch"))
-        mailbox = Mailbox()
-        self._mailbox = mailbox
-        program = threading.Thread(
-            target=mailbox.run,
-            args=(lambda: self._run(mailbox, agreement, states),),
-            daemon=True,
-            name=f"silo {self.name}",
-        )
-        program.start()
+        self._mailbox = Mailbox()
+        self._mailbox.start(partial(self._run, self._mailbox, agreement, states))
 
     def _run(self, mailbox: Mailbox, agreement: Agreement, states: list[Any]) -> None:
         """Run the agreement; write the model once everybody has confirmed."""
@@ -128,27 +126,11 @@ class Silo:
             raise
         except InputError as error:
             log.error("%s", error)
-            raise error if _public(error) else InputError("silo-cannot", NOT_TOLD) from None
-        except Exception:
+            if isinstance(error, Tampered | ClippedSum) or error.code in PUBLIC:
+                raise
+            raise InputError("silo-cannot", NOT_TOLD) from None
+        except BaseException:  # the operator's own code may even exit
             log.exception("the run failed")  # the details may contain data and stay here
             raise InputError("silo-cannot", NOT_TOLD) from None
         finally:
             self.records.note(LEFT, agreement.digest.hex(), posts=session.sent)
-
-
-def _public(error: InputError) -> bool:
-    """Return whether a sentence is about what everybody sees."""
-    known = (
-        "model-too-large",
-        "privacy-budget",  # the account counts releases, which are public
-        "rows-changed",
-        "share-too-large",
-        "too-many-weightings",
-    )
-    return isinstance(error, Tampered | ClippedSum) or error.code in known
-
-
-def _refusal(error: InputError) -> Message:
-    log.warning("refused: %s", error)
-    waits = {"waits": True} if error.code == AWAITED else {}
-    return Message(REFUSED, {"sentence": str(error), "code": error.code, **waits})

@@ -23,6 +23,7 @@ from base64 import b64decode, b64encode
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
 from typing import Protocol
 
@@ -34,7 +35,7 @@ from scaffpd.errors import InputError
 from scaffpd.federation import Traffic, Vector
 from scaffpd.files import JsonLines
 from scaffpd.secure.keys import SIGNATURE, Card, Identity, Masks
-from scaffpd.secure.ring import Places, Ring, add, narrow, wide
+from scaffpd.secure.ring import Places, add, narrow, wide
 
 FIRST = "first"  # who posts at a step
 ALL = "all"
@@ -74,22 +75,18 @@ class Journal:
         about: str = "",
         objective: tuple[str, str] = ("", ""),
     ) -> None:
-        self._lines = None if file is None else JsonLines(file)
-        self._weight_lines = None if weightings is None else JsonLines(weightings)
+        self._lines = [None if one is None else JsonLines(one) for one in (file, weightings)]
         self._about = about
         self._objective = objective
         self._hashes: dict[str, str] = {}
         self._bodies: dict[str, str] = {}
         self._weightings: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
-        self._new: list[list[str]] = []
-        self._new_weightings: list[list[str]] = []
+        self._new: tuple[list[list[str]], list[list[str]]] = [], []
         self.begin()
-        for entries in () if self._lines is None else self._lines.read():
-            for entry in entries:
-                self._note(*entry)
-        for entries in () if self._weight_lines is None else self._weight_lines.read():
-            for whose, point, found in entries:
-                self._weightings[whose, point].add(found)
+        for lines, note in zip(self._lines, (self._note, self._note_weighting), strict=True):
+            for entries in () if lines is None else lines.read():
+                for entry in entries:
+                    note(*entry)
 
     def begin(self) -> None:
         """Begin an epoch."""
@@ -129,8 +126,8 @@ class Journal:
             )
         if key not in self._hashes:
             again = b64encode(body).decode() if own and len(body) <= SMALL else ""
-            self._new.append([key, found, again])
-            self._note(*self._new[-1])
+            self._new[0].append([key, found, again])
+            self._note(key, found, again)
 
     @property
     def objectives(self) -> int:
@@ -144,13 +141,13 @@ class Journal:
         own = hashlib.sha256(weighting).hexdigest()
         for whose, place, found in ((self._about, point, own), (rows, OBJECTIVE, objective)):
             if found not in self._weightings[whose, place]:
-                self._new_weightings.append([whose, place, found])
-                self._weightings[whose, place].add(found)
+                self._new[1].append([whose, place, found])
+                self._note_weighting(whose, place, found)
         return len(self._weightings[self._about, point])
 
     def write(self) -> None:
         """Write down what is new."""
-        for lines, new in ((self._lines, self._new), (self._weight_lines, self._new_weightings)):
+        for lines, new in zip(self._lines, self._new, strict=True):
             if new and lines is not None:
                 lines.append(new)
             new.clear()
@@ -158,6 +155,9 @@ class Journal:
     def _note(self, name: str, found: str, body: str) -> None:
         self._hashes[name] = found
         self._bodies |= {name: body} if body else {}
+
+    def _note_weighting(self, whose: str, place: str, found: str) -> None:
+        self._weightings[whose, place].add(found)
 
 
 @dataclass(eq=False)
@@ -270,7 +270,8 @@ class Session:
             self._next = None
         if theirs.kind != kind or theirs.arrays.keys() != arrays.keys():
             raise _unexpected(kind, theirs.kind)
-        adopted = _same(values, theirs.values, self.tolerance)
+        if not close_values(values, theirs.values, self.tolerance):
+            raise _unexpected("question", "values")
         for name, array in arrays.items():
             other = theirs.arrays[name]
             if other.shape != array.shape or other.dtype != array.dtype:
@@ -282,20 +283,15 @@ class Session:
                 raise _unexpected(kind, name)
         if kind not in (STATE, END):
             self.journal.proposed(key, body, self.proposes)
-        return adopted, dict(theirs.arrays)
+        return dict(theirs.values), dict(theirs.arrays)
 
     # --- what all silos post
 
     def clear(self, kind: str, own: Vector) -> NDArray[np.float64]:
         """Return the numbers of all silos as they are, (N, k)."""
         body = np.ascontiguousarray(own, dtype="<f8").tobytes()
-        posts = self._exchange(f"clear {kind}", ALL, body)
-        for name, post in posts.items():
-            if len(post) != len(body):
-                raise Tampered(
-                    "post-of-other-length", f"Silo {name!r} posted too few or too many numbers."
-                )
-        return np.stack([np.frombuffer(posts[name], dtype="<f8") for name in self.names])
+        posts = self._numbers(f"clear {kind}", body, len(body))
+        return np.stack([np.frombuffer(post, dtype="<f8") for post in posts])
 
     def total(self, kind: str, own: Vector | NDArray[np.int64] | None, places: Places) -> Vector:
         """Return the sum of all silos' vectors, of which each leaves masked."""
@@ -304,16 +300,18 @@ class Session:
         if self._masks is not None and own is not None:
             masked = self._masks.add(places.encode(own), self.digest, about.encode())
             body = masked.astype("<u8").tobytes()
-        total: Ring | None = None
-        for name, post in self._exchange(f"masked {kind}", ALL, body).items():
-            if len(post) != places.bytes:
+        posts = self._numbers(f"masked {kind}", body, places.bytes)
+        terms = (np.frombuffer(post, dtype="<u8").reshape(2, -1) for post in posts)
+        return places.decode(reduce(add, terms))
+
+    def _numbers(self, kind: str, body: bytes | None, size: int) -> list[bytes]:
+        posts = self._exchange(kind, ALL, body)
+        for name, post in posts.items():
+            if len(post) != size:
                 raise Tampered(
                     "post-of-other-length", f"Silo {name!r} posted too few or too many numbers."
                 )
-            term = np.frombuffer(post, dtype="<u8").reshape(2, -1)
-            total = term if total is None else add(total, term)
-        assert total is not None
-        return places.decode(total)
+        return list(posts.values())
 
     def wide_total(self, kind: str, own: Vector) -> Vector:
         """Return the sum of vectors whose numbers have any scale; an onlooker passes zeros."""
@@ -323,13 +321,6 @@ class Session:
     def confirm(self) -> None:
         """End the epoch: everybody has seen the same."""
         self._exchange("confirm", ALL, b"")
-
-
-def _same(own: object, theirs: object, tolerance: float) -> Json:
-    """Return the first silo's values if they agree with one's own; only numbers may differ."""
-    if not close_values(own, theirs, tolerance) or not isinstance(theirs, dict):
-        raise _unexpected("question", "values")
-    return theirs
 
 
 def close_values(own: object, theirs: object, tolerance: float) -> bool:

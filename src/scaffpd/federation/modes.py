@@ -8,7 +8,7 @@ Everything goes up as a sum over clients: not even a loss is seen by itself.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -68,7 +68,7 @@ class ModeSpread(Question):
     vectors = ("spread",)
 
     at: ModesAt
-    C: Tensor = field(metadata={"matrix": True})
+    C: Tensor
     step: Tensor
 
     def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
@@ -94,7 +94,7 @@ class OwnCoefficients(ModeSpread):
     kind = "own"
     vectors = ("own",)
 
-    L: Tensor = field(metadata={"matrix": True})
+    L: Tensor
 
     def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
         """Return the shape of two numbers per row of C."""

@@ -3,9 +3,8 @@ r"""Questions of a server to its clients: a class each, with its arithmetic, cos
 A question is a value: vectors, plain numbers and plans. It defines how clients answer (`answer`,
 for all clients of an oracle at once), which parts of the answer are numbers that every client
 reveals, which are vectors (`vectors`; if sums are masked they leave a client only in a sum), and
-what it costs. The same class answers in a cohort and at a silo, and writes and reads its own
-messages (`deploy/messages.py`). A class of yours with a `kind` of its own is a question like those
-here: docs/extending.md adds one.
+what it costs. The same class answers in a cohort and at a silo. A class of yours with a `kind` of
+its own is a question like those here: docs/extending.md adds one.
 """
 
 from __future__ import annotations
@@ -34,23 +33,18 @@ class SharedSum(NamedTuple):
     """A sum of vectors to which every client has added its share of the noise.
 
     Attributes:
-        parts: what every client adds, (n, d), whole numbers of which only the sum may be seen; a
-            handle on them if clients are elsewhere.
-        most: a public bound on them, a power of two: how large a part is must not be seen either.
+        parts: what every client adds, (n, d), whole numbers of which only the sum may be seen.
         unit: the size of a unit.
         public: what is added to the sum, of public numbers.
     """
 
-    parts: Tensor | Vectors
-    most: float
+    parts: Tensor
     unit: float
     public: Tensor
 
     def total(self, added: Tensor | None = None) -> Tensor:
         """Return the sum, from the parts as somebody else has added them up, or as they are."""
-        if added is None:
-            assert isinstance(self.parts, Tensor)
-            added = self.parts.sum(0)
+        added = self.parts.sum(0) if added is None else added
         return (added.double() * self.unit).to(self.public) + self.public
 
 
@@ -357,7 +351,7 @@ class Curvature(Question):
     vectors = symmetric = ("curvature",)
 
     at: GradientsAt
-    V: Tensor = field(metadata={"matrix": True})
+    V: Tensor
     metric: Tensor
 
     def shapes(self, d: int) -> dict[str, tuple[int, ...]]:

@@ -131,7 +131,6 @@ class PrivateOracle:
         ridge: the regulariser, which is public.
         known: public constants; `None` where there are none.
         colluding: t of shared noise; `None` where everybody hides its own.
-        largest: a public bound on m_i.
     """
 
     inner: Oracle
@@ -143,7 +142,6 @@ class PrivateOracle:
     members: list[PrivateClient]
     account: Account
     colluding: int | None
-    largest: int
 
     def __post_init__(self) -> None:
         self.dimension = self.inner.dimension
@@ -284,8 +282,7 @@ class PrivateOracle:
         noise = np.stack([discrete_gaussians(q.noise, sigma, len(x)) for q in questions])
         scaled = self.sums.gradients(x) * torch.from_numpy(share / s).to(x.device)[:, None]
         parts = scaled.trunc().long() + torch.from_numpy(noise).to(x.device)
-        most = 2.0 ** math.ceil(math.log2(self.largest * 2.0**clip.bits + 16 * sigma))
-        return SharedSum(parts, most, clip.unit * s, float(w.sum()) * self.ridge.times(x))
+        return SharedSum(parts, clip.unit * s, float(w.sum()) * self.ridge.times(x))
 
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:
         """Return f_i(x) and accuracy without noise: the experimenter's view, not released."""

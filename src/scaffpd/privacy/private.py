@@ -264,7 +264,6 @@ class Private:
             self._members(data),
             Account(data.names, float(self.delta), self.budget),
             self.colluding,
-            self.together or max(sizes),
         )
 
     def _bound(self, data: ClientData) -> Oracle:

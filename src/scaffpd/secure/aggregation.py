@@ -9,6 +9,7 @@ process. `scaffpd deploy` has them, and docs/threat-model.md says what they hide
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import reduce
 
 import numpy as np
 import torch
@@ -21,7 +22,7 @@ from scaffpd.federation.answers import ClientSelection
 from scaffpd.federation.own_weights import LEAST
 from scaffpd.federation.questions import Vectors
 from scaffpd.secure import SHARE
-from scaffpd.secure.ring import Places, Ring, add
+from scaffpd.secure.ring import Places, add
 
 FEWEST = 3  # with two clients, each knows the other's vector from the sum
 USUAL = 10  # colluding clients by default, at most
@@ -93,7 +94,6 @@ class RingSums:
         own = np.array(weights[asked.index])
         if vectors.addends is not None:
             shared = vectors.addends(torch.from_numpy(own))
-            assert isinstance(shared.parts, Tensor)
             rows = shared.parts.long().cpu().numpy()
             total = _total(rows, Places.usual(rows.shape[1], len(rows), 0))
             return shared.total(torch.from_numpy(total).to(shared.public.device))
@@ -110,10 +110,7 @@ class RingSums:
 
 
 def _total(rows: NDArray[np.float64], places: Places) -> Vector:
-    added: Ring = places.encode(rows[0])
-    for row in rows[1:]:
-        added = add(added, places.encode(row))
-    return places.decode(added)
+    return places.decode(reduce(add, map(places.encode, rows)))
 
 
 class SecureAggregation(Federation):
