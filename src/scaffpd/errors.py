@@ -90,7 +90,7 @@ def count(owner: str, name: str, value: Any) -> int:
     return int(value)
 
 
-def shortened(value: object, most: int = 60) -> str:
+def shortened(value: object) -> str:
     """Return a value as Python prints it, cut off if it is long."""
     text = " ".join(repr(value).split())
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+    return text if len(text) <= 60 else f"{text[:57]}..."

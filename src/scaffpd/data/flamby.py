@@ -17,7 +17,6 @@ from scaffpd.data.silos import (
     Client,
     Matrix,
     Silos,
-    checked_fraction,
     generator,
     held_out,
     standardised,
@@ -56,7 +55,7 @@ def tcga_brca(seed: int | None = None) -> Silos:
         y = np.array([[max(float(row["days"]), 0.5), float(row["died"])] for row in own])
         held = np.array([row["set"] == "test" for row in own])
         if random is not None:
-            held = held_out(y[:, 1].astype(np.int64), checked_fraction("tcga_brca", TEST), random)
+            held = held_out(y[:, 1].astype(np.int64), TEST, random)
         for part, chosen in zip(parts, (~held, held), strict=True):
             part.append((X[chosen], y[chosen]))
     return standardised(tuple(f"region {name}" for name in names), parts, tuple(columns))

@@ -20,7 +20,7 @@ from scaffpd.data.tabular.columns import (
     array_block,
 )
 from scaffpd.data.tabular.encode import ClientRows, Target, target
-from scaffpd.data.tabular.formats import entry_column, entry_table, open_table
+from scaffpd.data.tabular.formats import entry_table, entry_target, open_table
 from scaffpd.data.tabular.read import read_columns
 from scaffpd.data.tabular.settings import CLASSIFICATION, REGRESSION
 from scaffpd.data.tabular.survival import survived
@@ -174,7 +174,7 @@ def _from_entry(file: SiloFile, secret: bytes, wanted: Wanted, X: Any, y: Any) -
     owner = f"Silo {file.name!r}"
     entry = source.entry or ""
     if hasattr(X, "columns"):  # a data frame
-        frame = entry_table(entry, [X])
+        frame = entry_table(entry, X)
         names = wanted.columns or frame.names
         features = _without_dates(file, read_columns(frame, names, wanted.categories)[0])
     elif wanted.columns:
@@ -183,8 +183,8 @@ def _from_entry(file: SiloFile, secret: bytes, wanted: Wanted, X: Any, y: Any) -
             f"{owner} has features without names, but the agreement names columns.",
         )
     else:
-        features = array_block(owner, [X])
-    (goal,), _ = read_columns(entry_column(entry, "y", [y]), ["y"])
+        features = array_block(owner, X)
+    (goal,), _ = read_columns(entry_target(entry, y), ["y"])
     if len(X) != len(y):
         raise InputError(
             "rows-do-not-match", f"{owner} has {len(X)} rows of features, but {len(y)} targets."

@@ -208,17 +208,12 @@ def dated(name: str, days: Matrix, example: str) -> DataColumn:
     return DataColumn(name, DATE, days, note=f"holds dates such as {example!r}")
 
 
-def array_block(owner: str, parts: Sequence[ArrayLike]) -> FeatureTable:
-    """Make a table of one or several arrays of numbers, one below the other."""
+def array_block(owner: str, given: ArrayLike) -> FeatureTable:
+    """Make a table of an array of numbers."""
     try:
-        # the gaps of a masked array are missing values, which np.asarray would make numbers of
-        arrays = [
-            np.ma.filled(np.ma.asarray(part, dtype=np.float64), np.nan)
-            if isinstance(part, np.ma.MaskedArray)
-            else np.asarray(part)
-            for part in parts
-        ]
-        block = np.concatenate(arrays)
+        block = np.asarray(given)
+        if isinstance(given, np.ma.MaskedArray):  # its gaps, which asarray makes numbers of
+            block = np.where(np.ma.getmaskarray(given), np.nan, block)
     except (TypeError, ValueError, RuntimeError):
         raise InputError(
             "not-an-array", f"{owner} has features that do not form an array of numbers."

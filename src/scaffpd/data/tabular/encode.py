@@ -101,7 +101,6 @@ class ClientRows:
     target: Target  # what is to be predicted
     held: Mask = field(repr=False)  # which rows are held out
     dropped: int = 0  # how many rows had no target
-    rarest: int = 1  # categories with fewer training rows than this are "other"
     # exposures and weights of rows: further columns of encoded targets
     extra: tuple[Matrix, ...] = field(default=(), repr=False)
 
@@ -111,11 +110,12 @@ class ClientRows:
         return int((~self.held).sum()), int(self.held.sum())
 
     def categories(self, column: DataColumn) -> tuple[list[str], bool]:
-        """Return the categories that others may hear of, and whether there are more of them."""
-        named = named_categories(column, ~self.held, self.rarest)
-        counts = column.counts(np.ones(len(self.held), dtype=bool))
-        present = {name for name, n in zip(column.categories, counts, strict=True) if n > 0}
-        return named, bool(present - set(named))
+        """Return the categories of training rows, and whether held-out rows have more."""
+        pairs = zip(column.categories, column.counts(~self.held), strict=True)
+        named = [name for name, count in pairs if count and len(name) <= LONGEST]
+        named = named if len(named) <= MOST_CATEGORIES else []
+        present = column.counts(np.ones(len(self.held), dtype=bool)) > 0
+        return named, int(present.sum()) > len(named)
 
     def totals(self, schema: Schema, mean: Matrix | None = None) -> Matrix:
         """Sum the training rows: n and Σx of each encoded column, or n and Σ(x − mean)²."""
@@ -257,20 +257,14 @@ class ClientRows:
         """Make zeros and ones per agreed category.
 
         Gaps get the most frequent category of training rows, unless `separate`. What is not known
-        is "other", and none of the categories where the agreement has no "other". In training rows
-        that is what this silo does not name itself, whoever else names it: a sum must not reveal
-        who is rare.
+        is "other", and none of the categories where the agreement has no "other".
         """
         other = len(agreed["categories"])
         if column.kind != CATEGORY:  # not a single value
             return np.full((int(rows.sum()), other + agreed["other"]), np.nan)
-        train = ~self.held
-        known = set(agreed["categories"])
-        if not separate and (rows & train).any():  # only training rows go into sums
-            known &= set(named_categories(column, train, self.rarest))
-        places = {name: k for k, name in enumerate(agreed["categories"]) if name in known}
+        places = {name: k for k, name in enumerate(agreed["categories"])}
         codes = column.values[rows].astype(np.int64)
-        fill = None if separate else _commonest(column, train)
+        fill = None if separate else _commonest(column, ~self.held)
         codes = codes if fill is None else np.where(codes < 0, fill, codes)
         # code -1, a gap that nothing fills, takes the last entry
         place = np.array([*(places.get(name, other) for name in column.categories), -1])[codes]
@@ -322,15 +316,6 @@ def _generator(seed: int, name: str) -> np.random.Generator:
     # by the client's name, so that other clients' rows do not change which of its rows are drawn
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     return np.random.default_rng(int.from_bytes(digest[:16]))
-
-
-def named_categories(column: DataColumn, train: Mask, rarest: int) -> list[str]:
-    """Return the categories that others may hear of."""
-    pairs = zip(column.categories, column.counts(train), strict=True)
-    frequent = [
-        name for name, count in pairs if count >= max(rarest, 1) and 1 <= len(name) <= LONGEST
-    ]
-    return frequent if len(frequent) <= MOST_CATEGORIES else []
 
 
 def _median(values: Values) -> float | None:

@@ -125,32 +125,30 @@ def open_table(*paths: Path) -> OpenTable:
     return found
 
 
-def entry_table(entry: str, frames: Sequence[DataFrame]) -> OpenTable:
-    """Put the data frames that an entry returned below each other."""
+def entry_table(entry: str, frame: DataFrame) -> OpenTable:
+    """Open the data frame that an entry returned."""
     import pyarrow
 
     try:
-        parts = [pyarrow.Table.from_pandas(frame, preserve_index=False) for frame in frames]
-        return OpenTable(Path(entry), pyarrow.concat_tables(parts, promote_options="permissive"))
+        return OpenTable(Path(entry), pyarrow.Table.from_pandas(frame, preserve_index=False))
     except (pyarrow.ArrowException, ValueError) as error:
         reason = str(error).strip().split("\n")[0].rstrip(".")
         raise InputError(
-            "frame-unusable", f"The data frames of {entry!r} do not form a table: {reason}."
+            "frame-unusable", f"The data frame of {entry!r} does not form a table: {reason}."
         ) from None
 
 
-def entry_column(entry: str, name: str, parts: Sequence[ArrayLike]) -> OpenTable:
-    """Put the arrays, lists or series that an entry returned into one column."""
+def entry_target(entry: str, y: ArrayLike) -> OpenTable:
+    """Open the array, list or series that an entry returned as targets, in a column "y"."""
     import pyarrow
 
-    cells = [cell for part in parts for cell in np.asarray(part).tolist()]
     try:
-        column = pyarrow.array(cells, from_pandas=True)
+        column = pyarrow.array(np.asarray(y).tolist(), from_pandas=True)
     except pyarrow.ArrowException:
         raise InputError(
-            "column-type", f"The entry {entry!r} returns both numbers and text as {name!r}."
+            "column-type", f"The entry {entry!r} returns both numbers and text as 'y'."
         ) from None
-    return OpenTable(Path(entry), pyarrow.table({name: column}))
+    return OpenTable(Path(entry), pyarrow.table({"y": column}))
 
 
 def _several(path: Path, files: Sequence[Path]) -> OpenTable:

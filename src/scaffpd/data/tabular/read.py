@@ -190,7 +190,8 @@ class _Columns:
             return categorical(name, *_distinct(cells))
         return self._numeric(name, _floats(cells, safe=False))
 
-    def _numeric(self, name: str, values: Matrix, note: str = "") -> DataColumn:
+    def _numeric(self, name: str, values: Matrix) -> DataColumn:
+        note = ""
         if len(self.decimals) == 2 and self.marks.get(",") == name:
             note = "is read with decimal commas, as the rest of the file is"
         made = numeric(name, values, repr(self.table.path.name), self._place)
