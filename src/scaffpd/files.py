@@ -88,17 +88,13 @@ def make_folder(folder: Path) -> Path:
     return folder
 
 
-@contextmanager
-def lock_folder(folder: Path | None, busy: str, seconds: float = 0.0) -> Iterator[None]:
+def lock_folder(folder: Path, busy: str, seconds: float = 0.0) -> AbstractContextManager[None]:
     """Hold the lock of a folder, or refuse after `seconds` with the sentence `busy`.
 
     The lock ends with the process, so that a crash leaves none behind.
     """
-    if folder is None:
-        yield
-        return
-    with _locked(folder / LOCK_NAME, f"Cannot write to the folder {str(folder)!r}", busy, seconds):
-        yield
+    refused = f"Cannot write to the folder {str(folder)!r}"
+    return _locked(folder / LOCK_NAME, refused, busy, seconds)
 
 
 def lock_file(path: Path) -> AbstractContextManager[None]:

@@ -174,7 +174,6 @@ class RoundsScreen:
                 "round": info.rounds,
                 "certificate": gap if math.isfinite(gap) else None,
                 "losses": info.state.losses,
-                "members": self.names,
             }
         )
 
@@ -190,7 +189,7 @@ class RoundsScreen:
                 proven += f" of {self.tol:.0e} wanted"
         else:
             proven = "no certificate"
-        losses = dict(zip(line["members"], line["losses"], strict=True))
+        losses = dict(zip(self.names, line["losses"], strict=True))
         loss = ""
         unseen = any(one is None or math.isnan(one) for one in losses.values())
         if not unseen:

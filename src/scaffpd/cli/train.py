@@ -213,7 +213,8 @@ def objective_table(
     wanted: str | None, strength: float | None, what: str, path: bool = False
 ) -> dict[str, object]:
     """Return [objective] of --objective and --strength; a path goes along all strengths."""
-    from scaffpd.run.settings.methods import objective_kind
+    from scaffpd.objectives.base import Objective
+    from scaffpd.run.settings.methods import class_of
 
     if wanted is None and strength is None:
         return {}
@@ -225,7 +226,9 @@ def objective_table(
     wanted = wanted or "ChiSquare"
     known = {name.lower(): name for name in OBJECTIVES} | {"chi2": "ChiSquare", "worst": "Agnostic"}
     name = known.get(wanted.lower().replace("-", "").replace("_", ""), wanted)
-    kind = objective_kind(name, Path(what).parent if is_settings(what) else Path.cwd())
+    kind = class_of(
+        Objective, name, Path(what).parent if is_settings(what) else Path.cwd(), "objective"
+    )
     if strength is None and (not kind.parameter or kind.usual is not None):
         return {"kind": name}  # the usual one, or one that goes by the clients' losses
     if not kind.parameter:

@@ -168,7 +168,6 @@ class Coordination:
         self.folder.progress(
             {
                 "round": info.rounds,
-                "members": list(self.file.silos),
                 "certificate": gap if np.isfinite(gap) else None,
                 "losses": _known(info.state.losses),
                 "weights": _known(info.state.weights),

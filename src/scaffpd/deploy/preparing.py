@@ -39,7 +39,6 @@ from scaffpd.models import Linear
 from scaffpd.models.linear import AUTO
 from scaffpd.privacy.counts import CountNoise
 from scaffpd.run.settings.federation import FederationTerms
-from scaffpd.run.settings.methods import kind_of
 from scaffpd.run.settings.model_file import Setup, finite
 from scaffpd.secure.aggregation import colluding_of
 from scaffpd.secure.ring import BYTES, Places
@@ -60,22 +59,15 @@ class Ready:
     strengths: Strengths | None = None  # by evidence
 
 
+@dataclass(frozen=True)
 class Preparing:
     """The steps of one silo, or of an onlooker, whose `rows` are `None`."""
 
-    def __init__(
-        self,
-        session: Session,
-        agreement: Agreement,
-        terms: FederationTerms,
-        rows: SiloRows | None,
-        about: str,
-    ) -> None:
-        self.session = session
-        self.agreement = agreement
-        self.terms = terms
-        self.rows = rows
-        self.about = about
+    session: Session
+    agreement: Agreement
+    terms: FederationTerms
+    rows: SiloRows | None
+    about: str
 
     def run(self) -> Ready:
         """Agree on columns, scale and strengths, one after the other."""
@@ -122,7 +114,7 @@ class Preparing:
 
         scale = scale_of(schema, total)
         noise = dict(self.agreement.values["noise"])
-        return Setup(kind_of(self.terms.method), self.terms.linear(), schema, *scale, noise)
+        return Setup(self.terms.linear(), schema, *scale, noise)
 
     def _federated(self, setup: Setup) -> Ready:
         """Bind the model to the rows of all silos."""

@@ -153,7 +153,7 @@ class RunFolder:
             for name, own in joining.parameters.items():
                 shared = name in (AVERAGE, FAIR)
                 x, owners = (own[0], ()) if shared else (own, prepared.names)
-                files.setdefault(f"{name}.safetensors", _model(name, x, prepared, owners))
+                files.setdefault(f"{name}.safetensors", _model(x, prepared, owners))
             files[MAIN] = files[f"{joining.recommendation}.safetensors"]
         write_files(self.path, files)
         run.write(self.path)
@@ -172,16 +172,14 @@ def _trained(one: Trained, prepared: Prepared) -> bytes:
     """Encode a model: the shared one, and below it the clients' own where they have some."""
     found = one.result
     if found.personal is None:
-        return _model(one.algorithm, found.x, prepared)
+        return _model(found.x, prepared)
     x = np.stack([found.x, *found.personal])
-    return _model(one.algorithm, x, prepared, prepared.names)
+    return _model(x, prepared, prepared.names)
 
 
-def _model(
-    name: str, x: NDArray[np.float64], prepared: Prepared, owners: Sequence[str] = ()
-) -> bytes:
+def _model(x: NDArray[np.float64], prepared: Prepared, owners: Sequence[str] = ()) -> bytes:
     x = np.ascontiguousarray(prepared.in_units(x))
-    setup = prepared.setup(name)
+    setup = prepared.setup()
     return save_tensors({"x": x}) if setup is None else model_bytes(x, setup, owners)
 
 

@@ -185,7 +185,7 @@ class Prepared:
             return replace(found, accuracy=np.sqrt(errors))
         return replace(found, accuracy=self.unit * np.sqrt(np.maximum(found.loss, 0.0)))
 
-    def setup(self, algorithm: str) -> Setup | None:
+    def setup(self) -> Setup | None:
         """Describe what the parameters expect of a row; `None` where the rows are no table."""
         if self.schema is None:
             return None
@@ -196,7 +196,7 @@ class Prepared:
             model["classes"] = self.model.classes
         if self.exposure is not None:
             model["exposure"] = list(self.exposure)
-        return Setup(algorithm, model, self.schema, self.mean, self.deviation)
+        return Setup(model, self.schema, self.mean, self.deviation)
 
     def in_units(self, x: NDArray[Any]) -> NDArray[Any]:
         """Convert parameters, of one model or of several, to the units of the target's file."""

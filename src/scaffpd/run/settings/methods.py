@@ -36,30 +36,22 @@ def kind_of(algorithm: Algorithm) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def algorithm_kind(kind: object, folder: Path, what: str = "algorithm") -> type[Algorithm]:
-    """Return one of our classes by its name, or the user's own class."""
+def class_of(base: type, kind: object, folder: Path, what: str = "objective") -> Any:
+    """Return one of our algorithms or objectives by its name, or the user's own class."""
+    known: Mapping[str, Any] = ALGORITHMS if base is Algorithm else OBJECTIVES
     if not isinstance(kind, str) or ":" not in kind:
-        return _known(kind, what, ALGORITHMS)
+        if not isinstance(kind, str) or kind not in known:
+            raise unknown(what, kind, known)
+        return known[kind]
     found = _imported(kind, folder)
-    if isinstance(found, type) and issubclass(found, Algorithm):
+    if isinstance(found, type) and issubclass(found, base):
         return found
-    raise _no_class(kind, Algorithm, found)
-
-
-def objective_kind(kind: object, folder: Path, what: str = "objective") -> type[Objective]:
-    """Return one of our classes by its name, or the user's own class."""
-    if not isinstance(kind, str) or ":" not in kind:
-        return _known(kind, what, OBJECTIVES)
-    found = _imported(kind, folder)
-    if isinstance(found, type) and issubclass(found, Objective):
-        return found
-    raise _no_class(kind, Objective, found)
-
-
-def _known(kind: object, what: str, known: Mapping[str, type[Made]]) -> type[Made]:
-    if not isinstance(kind, str) or kind not in known:
-        raise unknown(what, kind, known)
-    return known[kind]
+    word = base.__name__.lower()
+    raise InputError(
+        "wrong-class",
+        f"{kind!r} is no {word}: it must be a subclass of scaffpd.{word}s.{base.__name__}, "
+        f"got {found!r}.",
+    )
 
 
 def _imported(kind: str, folder: Path) -> object:
@@ -78,22 +70,13 @@ def _imported(kind: str, folder: Path) -> object:
     return found
 
 
-def _no_class(kind: str, base: type, found: object) -> InputError:
-    word = base.__name__.lower()
-    return InputError(
-        "wrong-class",
-        f"{kind!r} is no {word}: it must be a subclass of scaffpd.{word}s.{base.__name__}, "
-        f"got {found!r}.",
-    )
-
-
 def algorithm_of(
     given: Mapping[str, object], objective: Mapping[str, object] | None, file: Path
 ) -> Algorithm:
     """Make the algorithm of [algorithm] and [objective], with its step rule."""
     values = dict(given)
     kind = values.pop("kind", "Fair")
-    chosen = algorithm_kind(kind, file.parent, f"algorithm.kind in {file.name!r},")
+    chosen = class_of(Algorithm, kind, file.parent, f"algorithm.kind in {file.name!r},")
     given_rule = values.get("steps")
     if isinstance(given_rule, dict):
         rule = dict(given_rule)
@@ -126,17 +109,21 @@ def changed(method: Any, **values: object) -> Algorithm:
 def objective_of(given: Mapping[str, object], file: Path) -> Objective:
     """Make the objective of [objective]."""
     values = dict(given)
-    kind = objective_kind(
-        values.pop("kind", None), file.parent, f"objective.kind in {file.name!r},"
-    )
+    kind = _objective_kind(values.pop("kind", None), file)
     return called(kind, "objective", values, file)
+
+
+def _objective_kind(kind: object, file: Path) -> type[Objective]:
+    what = f"objective.kind in {file.name!r},"
+    chosen: type[Objective] = class_of(Objective, kind, file.parent, what)
+    return chosen
 
 
 def with_usual(objective: Json | None, file: Path) -> Json | None:
     """Return [objective] with the default strength if it has none."""
     if objective is None:
         return None
-    kind = objective_kind(objective.get("kind"), file.parent, f"objective.kind in {file.name!r},")
+    kind = _objective_kind(objective.get("kind"), file)
     if kind.usual is None:
         return objective
     return {**objective, kind.parameter: objective.get(kind.parameter, kind.usual)}

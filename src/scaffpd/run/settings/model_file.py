@@ -31,7 +31,6 @@ Array = NDArray[Any]  # of parameters in the model's own format, or of labels
 class AgreementValues(TypedDict):
     """JSON values of an agreement."""
 
-    algorithm: str
     model: Json
     schema: Schema
     mean: list[FiniteFloat]
@@ -46,7 +45,6 @@ AGREEMENT = TypeAdapter(AgreementValues)
 class Setup:
     """The agreement of a run."""
 
-    algorithm: str  # its name, which determines the questions
     model: Json  # the loss and its settings, or the silos' name of a network
     schema: Schema  # columns, categories and labels
     mean: Vector = field(repr=False)  # of every encoded column

@@ -17,7 +17,7 @@ from scaffpd.errors import InputError
 from scaffpd.fields import Json, SettingsTable, read_toml, validated
 from scaffpd.objectives import Objective
 from scaffpd.privacy import LOCAL_STEPS, RADIUS, ROUNDS
-from scaffpd.run.settings.methods import algorithm_kind, algorithm_of, changed, kind_of, with_usual
+from scaffpd.run.settings.methods import algorithm_of, changed, class_of, kind_of, with_usual
 from scaffpd.run.settings.tables import (
     ModelSettings,
     PathSettings,
@@ -113,7 +113,7 @@ class RunConfig(SettingsTable):
             if algorithm.get("kind", "Fair") == "Fair":
                 algorithm = {"local_steps": LOCAL_STEPS, **algorithm}
         asked = (options or {}).get("algorithm.kind", f"algorithm.kind in {file.name!r},")
-        chosen = algorithm_kind(algorithm.get("kind", "Fair"), file.parent, asked)
+        chosen = class_of(Algorithm, algorithm.get("kind", "Fair"), file.parent, asked)
         objective = found.objective
         if objective is None and chosen.needs_objective():
             objective = {"kind": OBJECTIVE}
