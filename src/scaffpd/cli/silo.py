@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from scaffpd.cli.results import Columns, write_predictions
+from scaffpd.cli.results import write_predictions
 from scaffpd.cli.screens import bullets, facts, print_table, printable, say, section
 from scaffpd.cli.typer_ext import FAILED, AsJson, group, print_json
 from scaffpd.errors import InputError
@@ -227,14 +227,8 @@ def predict(
     x, setup = read_model(model)
     settings = _settings(file)
     secret = load_or_create(settings.identity)
-    found = predicted(Dataset.read(settings, secret, Wanted.of(setup.schema)), x, setup)
-    columns: Columns = {
-        "target": found.targets,
-        "predicted": found.predicted,
-        "probability": found.probability,
-        "held out": found.held.tolist(),
-    }
-    write_predictions(out, columns)
+    data = Dataset.read(settings, secret, Wanted.of(setup.schema))
+    write_predictions(out, {**predicted(data, x, setup)})
 
 
 silo = group(

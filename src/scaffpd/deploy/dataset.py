@@ -214,30 +214,26 @@ def _split(
     return Dataset(file.name, features, goal, held, dropped, extra=extra)
 
 
-class SitePredictions(NamedTuple):
-    """Targets and predictions of all rows that have a target, in the file's order."""
+def predict(data: Dataset, x: Array, setup: Setup) -> dict[str, list[Any]]:
+    """Predict all rows of a silo with a target, in the file's order, and return columns.
 
-    targets: list[Any]
-    predicted: list[Any]
-    probability: NDArray[np.float64]
-    held: NDArray[np.bool_]
-
-
-def predict(data: Dataset, x: Array, setup: Setup) -> SitePredictions:
-    """Predict all rows of a silo with the linear model x, or with its personal model near x."""
+    It takes the linear model x, or the silo's personal model near x.
+    """
     if setup.model.get("kind", "linear") != "linear":
         raise InputError(
             "not-a-linear-model",
             "Only linear models can predict from tables: run a network with its own code.",
         )
-    ready = data.encoded(setup.schema, setup.mean, setup.deviation, separate=bool(setup.privacy))
-    X: NDArray[np.float64] = np.empty((len(data.held), *ready.train[0].shape[1:]))
-    X[~data.held] = ready.train[0]
-    if ready.test is not None:
-        X[data.held] = ready.test[0]
-    predicted, shares = predict_encoded(X, own_model(setup.model, x, *ready.train), setup)
-    probability = shares.max(1) if shares.shape[1] else np.full(len(X), np.nan)
+    scale = setup.mean, setup.deviation
+    separate = bool(setup.privacy)
+    own = own_model(setup.model, x, *data.encoded(setup.schema, *scale, separate).train)
+    X = data.matrix(setup.schema, *scale, np.ones(len(data.held), dtype=bool), separate)
+    predicted, shares = predict_encoded(X, own, setup)
     labels = data.target.labels
-    places = data.target.values
-    truth = [labels[k] for k in places] if labels else places.tolist()
-    return SitePredictions(truth, predicted, probability, data.held)
+    places = data.target.values.tolist()
+    return {
+        "target": [labels[k] for k in places] if labels else places,
+        "predicted": predicted,
+        "probability": (shares.max(1) if shares.shape[1] else np.full(len(X), np.nan)).tolist(),
+        "held out": data.held.tolist(),
+    }

@@ -289,8 +289,6 @@ class Updates(Answers[LocalSteps | ProximalSteps]):
 
     def snapshot(self, weights: Vector) -> Tensor:
         """Return Σ_i w_i (x − u_{i,t'}) for the plan's snapshot t'."""
-        if "snapshot" not in self.reply.vectors:
-            raise InputError("no-snapshot", "There is no snapshot: the plan asked for none.")
         return self.added("snapshot", weights)
 
 

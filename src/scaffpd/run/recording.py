@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -60,7 +60,7 @@ def record(
     if isinstance(joining, Joining):
         measured = joining_record(joining).model_copy(update={"loss": prepared.model.loss})
     caution = "" if isinstance(joining, Joining) else joining
-    privacy = _privacy(models)
+    measures: dict[str, Any] = {} if scored is None else vars(scored)
     return RunRecord(
         kind=kind,
         title=title,
@@ -77,12 +77,9 @@ def record(
         remarks=list(prepared.remarks),
         cautions=[caution] if caution else [],
         path=path,
-        privacy=privacy,
+        privacy=_privacy(models),
         joining=measured,
-        scores=scored.scores if scored else [],
-        bins=scored.bins if scored else [],
-        curves=scored.curves if scored else [],
-        coefficients=scored.coefficients if scored else [],
+        **measures,
         effects=_effects(effects, prepared) if effects else [],
         between_share=effects.share if effects else None,
         settings=_settings(prepared),

@@ -48,17 +48,17 @@ Z = float(ndtri((1 + CONFIDENCE) / 2))
 class HeldOutScores:
     """All that is measured on held-out rows beside every client's loss and measure."""
 
-    scores: list[ScoreRow] = field(repr=False)
-    bins: list[BinRow] = field(repr=False)
-    coefficients: list[CoefficientRow] = field(repr=False)
-    curves: list[ScoreRow] = field(default_factory=list, repr=False)
+    scores: Sequence[ScoreRow] = field(default=(), repr=False)
+    bins: Sequence[BinRow] = field(default=(), repr=False)
+    coefficients: Sequence[CoefficientRow] = field(default=(), repr=False)
+    curves: Sequence[ScoreRow] = field(default=(), repr=False)
 
 
-def held_out_scores(prepared: Prepared, models: Sequence[Trained]) -> HeldOutScores | None:
-    """Score a run's linear models, personal ones among them; `None` where there is nothing."""
+def held_out_scores(prepared: Prepared, models: Sequence[Trained]) -> HeldOutScores:
+    """Score a run's linear models, personal ones among them."""
     model = prepared.model
     if not prepared.test:
-        return None
+        return HeldOutScores()
     parameters: dict[str, Sequence[Matrix]] = {
         one.name: [one.own(i) for i in range(len(prepared.names))] for one in models
     }

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.errors import InputError
+from scaffpd.errors import InputError, count
 from scaffpd.federation import Federation, Vector
 from scaffpd.federation.answers import ClientSelection
 from scaffpd.federation.own_weights import LEAST
@@ -30,17 +30,13 @@ USUAL = 10  # colluding clients by default, at most
 
 def colluding_of(clients: int, given: int | None = None) -> int:
     """Return t, by default min(N/3, 10) and at least 1; refuse what cannot be hidden."""
-    if given is not None and type(given) is not int:
-        raise InputError(
-            "colluding-not-whole", f"Sums need a whole number for colluding, got {given!r}."
-        )
-    t = min(max(1, clients // 3), USUAL) if given is None else given
+    t = min(max(1, clients // 3), USUAL) if given is None else count("Sums", "colluding", given)
     if clients < FEWEST:
         raise InputError(
             "too-few-to-hide",
             f"Sums over {clients} clients hide nothing: at least {FEWEST} have to take part.",
         )
-    if not 1 <= t <= clients - 2:
+    if t > clients - 2:
         raise InputError(
             "colluding-out-of-range",
             f"Sums over {clients} clients need 1 <= colluding <= {clients - 2}, got {t}.",

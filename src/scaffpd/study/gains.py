@@ -144,10 +144,6 @@ class Joining:
         """Return for every client whether its gain is clear: yes, no, or within noise."""
         return clearly(self.evidence.each(*self._places(over, model)))
 
-    def losers(self, model: str) -> int:
-        """Count the clients that a model costs clearly, against training alone."""
-        return self.pays(model).count(NO)
-
     def by_rows(self, losses: Array) -> Array:
         """Return weights by which every held-out row counts the same: few rows of a client are a
         rough measure, and must not hide what all others show.

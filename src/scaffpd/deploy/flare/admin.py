@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,29 +129,23 @@ def run(
     return outcome
 
 
+@dataclass
 class FollowedJob:
     """The job of a run on a server that was started for it."""
 
-    def __init__(
-        self,
-        file: FederationFile,
-        processes: Processes,
-        folder: DeployedRun,
-        deadline: float,
-        say: Callable[[str], object],
-        look: Callable[[], object],
-    ) -> None:
-        kit = file.path.resolve().parent / KIT
-        self.file = file
+    file: FederationFile
+    processes: Processes
+    folder: DeployedRun
+    deadline: float
+    say: Callable[[str], object]
+    look: Callable[[], object]
+    _missing: list[str] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        kit = self.file.path.resolve().parent / KIT
         self.log = kit / "log.txt"
-        self.job = kit / JOB / file.name
-        self.session = AdminSession(kit / ADMIN, processes.mark)
-        self.processes = processes
-        self.folder = folder
-        self.deadline = deadline
-        self.say = say
-        self.look = look
-        self._missing: list[str] = []
+        self.job = kit / JOB / self.file.name
+        self.session = AdminSession(kit / ADMIN, self.processes.mark)
 
     def to_its_end(self) -> str:
         """Wait for all silos, submit the job, and wait for its end; return a reason to pause."""
