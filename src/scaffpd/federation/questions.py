@@ -177,9 +177,6 @@ class ClientSide(Protocol):
     def scores(self, x: Tensor, split: str) -> tuple[Vector, Vector, NDArray[np.int64]]:
         """Return loss, accuracy and number of samples on the "train" or "test" rows."""
 
-    def own(self, x: Tensor) -> Tensor | None:
-        """Return u_i(x) of these clients, if the model is `Personal`."""
-
 
 SPLITS = ("train", "test")
 QUESTIONS: dict[str, type[Question]] = {}

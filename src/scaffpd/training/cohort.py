@@ -183,19 +183,11 @@ class LocalChannel:
         self.train = train
         self.test = test
         self._everyone = list(range(len(self.names)))
-        self._whole: Sequence[int] = (
-            self._everyone
-        )  # the last list that was found to contain all clients
-        self._some: tuple[list[int], Oracle] = (
-            self._everyone,
-            train.oracle,
-        )  # the clients that were asked last
-        self.points: WeakKeyDictionary[GradientsAt, dict[tuple[int, ...], EvaluatedPoint]] = (
-            WeakKeyDictionary()
-        )
-        self.modes: WeakKeyDictionary[ModesAt, dict[tuple[int, ...], ClientModes]] = (
-            WeakKeyDictionary()
-        )
+        # the last list that was found to contain all clients, and those that were asked last
+        self._whole: Sequence[int] = self._everyone
+        self._some: tuple[list[int], Oracle] = self._everyone, train.oracle
+        self.points = WeakKeyDictionary[GradientsAt, dict[tuple[int, ...], EvaluatedPoint]]()
+        self.modes = WeakKeyDictionary[ModesAt, dict[tuple[int, ...], ClientModes]]()
         self._constants: Constants | None = None
         self._fingerprint: str | None = None
 
@@ -263,9 +255,7 @@ class LocalChannel:
 
     def ask(self, question: Question, chosen: Sequence[int]) -> Reply:
         """Return the answers of the chosen clients."""
-        if chosen is self._whole or (
-            len(chosen) == len(self._everyone) and list(chosen) == self._everyone
-        ):
+        if chosen is self._whole or list(chosen) == self._everyone:
             self._whole = chosen
             return question.answer(AnsweringClients(self, self.train.oracle))
         if self._some[0] != chosen:
@@ -327,11 +317,6 @@ class AnsweringClients(NamedTuple):
             before = self.channel.modes.get(at.start, {}).get(self.chosen) if at.start else None
             solved[self.chosen] = client_modes(self.oracle, at, before)
         return solved[self.chosen]
-
-    def own(self, x: Tensor) -> Tensor | None:
-        """Return u_i(x) of these clients, if the model is `Personal`."""
-        found = self.channel.own(x)
-        return found[list(self.chosen)] if found is not None and self.chosen else found
 
 
 class Cohort(Federation):
