@@ -185,7 +185,7 @@ def test_local_steps(both, start, batch, clients):
     close(seen.snapshot(w), expected.snapshot(w), both.runtime)
     close(seen.norms(), expected.norms(), both.runtime)
     without = both.there.local_updates(point(both.there), None, None, LocalPlan(2, 0.01), clients)
-    with pytest.raises(InputError, match="no snapshot"):
+    with pytest.raises(InputError, match="no vectors 'snapshot'"):
         without.snapshot(w)
 
 
