@@ -136,6 +136,19 @@ def test_coefficients_are_those_of_lifelines(weighted):
     np.testing.assert_allclose(found.x, fitter.params_.to_numpy(), rtol=0, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_effects_of_one_client_and_their_errors_are_those_of_lifelines():
+    import pandas as pd
+    from lifelines import CoxPHFitter
+
+    ((X, y),) = clients(2, sizes=(120,))
+    fitter = CoxPHFitter()
+    fitter.fit(pd.DataFrame(X, columns=list("abc")).assign(t=y[:, 0], e=y[:, 1]), "t", "e")
+    found = sp.coefficients(sp.Cohort([(X, y)], sp.Linear("cox", l2=0.0)))
+    np.testing.assert_allclose(found.estimate, fitter.params_, atol=1e-4)
+    np.testing.assert_allclose(found.error, fitter.standard_errors_, rtol=1e-4)
+
+
 @pytest.mark.parametrize("objective", [sp.ChiSquare(rho=0.1), sp.Agnostic()], ids=repr)
 def test_fair_optimum_is_that_of_a_solver_that_knows_only_losses(objective):
     cohort = sp.Cohort(clients(3), sp.Linear("cox", l2=0.05))
@@ -237,6 +250,13 @@ def test_four_silos_find_what_a_cohort_finds():
     for there in found.values():
         assert there.certificate <= 1e-6
         np.testing.assert_allclose(there.x, here.x, atol=2e-3)
+
+
+def test_powers_of_losses_below_zero_are_refused():
+    cohort = sp.Cohort(clients(3), sp.Linear("cox", l2=0.05))
+    for method in (sp.fair(sp.QFair(1.0)), sp.QFFL(local_rate=0.1)):
+        with refuses("loss-below-zero"):
+            sp.train(method, cohort, 5, progress=False)
 
 
 def test_fair_ends_within_twenty_rounds_at_hard_points():

@@ -11,7 +11,7 @@ import pytest
 from cases.commands import ran, refusal
 from scaffpd.models.baseline import breslow, brier, kaplan_meier, log_rank
 from scaffpd.run.page.figures import figures
-from scaffpd.run.page.tables import score_tables
+from scaffpd.run.page.tables import effect_table, score_tables
 from scaffpd.run.page.verdict import cautions
 from scaffpd.run.predict import predict
 from scaffpd.run.record import EVERYONE, RunRecord
@@ -84,6 +84,11 @@ def test_a_table_becomes_models_scores_and_curves(place, capsys):
     assert effects["age"]["ratio"] == pytest.approx(np.exp(effects["age"]["estimate"]))
     assert "hazard" in drawn["coefficients"].caption
     assert f"expected by {until:g}" in score_tables(run)[0].heads
+    table = {names[0]: [cell.text for cell in cells] for names, cells in effect_table(run).rows}
+    assert " to " in table["age"][1]
+    run.effects[0].values.update(ratio=2.0, ratio_low=1e-99, ratio_high=1e99)
+    unknown = effect_table(run).rows
+    assert [cell.text for _, cells in unknown for cell in cells].count("not known") == 1
 
 
 def test_periods_are_the_second_way_with_noise_too(place, capsys):

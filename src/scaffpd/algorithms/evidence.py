@@ -185,7 +185,7 @@ class Evidence:
         self.coupled = 1 if self.squared else outputs
         self.copies = outputs // self.coupled
         self.weights = np.ones(len(federation.names))
-        self.means = means and not self.squared and outputs == 1
+        self.means = means and loss not in ("squared", "cox") and outputs == 1
         self._measure(groups[-1] == INTERCEPT, loss == "poisson")
 
     def _measure(self, intercept: bool, counts: bool) -> None:

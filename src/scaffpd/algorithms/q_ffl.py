@@ -24,8 +24,9 @@ from torch import Tensor
 
 from scaffpd.algorithms.base import LOSSES, SIZES, UPDATES, AveragingState, check_range, moved
 from scaffpd.algorithms.fed_avg import FedAvg
-from scaffpd.errors import InputError, real
+from scaffpd.errors import real
 from scaffpd.federation import Federation
+from scaffpd.objectives import QFair
 
 TINY = 1e-300  # a loss of zero has no q−1 st power
 
@@ -54,11 +55,7 @@ class QFFL(FedAvg):
     ) -> AveragingState:
         """Begin as FedAvg does; refuse negative losses."""
         state = super().init(federation, seed, x0)
-        if np.any(state.losses < 0):
-            name = federation.names[int(state.losses.argmin())]
-            raise InputError(
-                "loss-below-zero", f"QFFL needs losses >= 0, but client {name!r} has another."
-            )
+        QFair(1).check(state.losses, federation.names)
         return state
 
     def round(self, federation: Federation, state: AveragingState) -> AveragingState:

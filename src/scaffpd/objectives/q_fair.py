@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import ArrayLike
 
+from scaffpd.errors import InputError
 from scaffpd.objectives.base import (
     EPSILON,
     Objective,
@@ -48,6 +49,15 @@ class QFair(Objective):
     def __init__(self, q: float, prior: Sequence[float] | ArrayLike | None = None) -> None:
         self.q = read_scale("QFair", "q", q)
         super().__init__(prior)
+
+    def check(self, losses: Vector, names: Sequence[object]) -> None:
+        """Refuse losses below zero, or none above: those of Cox's model begin at zero."""
+        if losses.min() < 0 or not losses.any():
+            raise InputError(
+                "loss-below-zero",
+                f"q-FFL needs losses >= 0, which client {names[int(losses.argmin())]!r} has not, or "
+                "will not have: Cox's model needs another objective, such as ChiSquare(rho=0.1).",
+            )
 
     def _value(self, weights: Vector) -> float:
         """Return Σ p_i (q/(q+1)) (λ_i/p_i)^{(q+1)/q}; +∞ if a weight is negative."""

@@ -8,8 +8,9 @@ clients. With H_i = Σ_rows ℓ'' a aᵀ/s, V_i = (H_i + T⁻¹)⁻¹ and B_i = 
     Cov x = C = (Σ_i (H_i⁻¹ + T)⁻¹)⁻¹,    Cov u_i = V_i + (I − B_i) C (I − B_i)ᵀ.
 
 For squared loss x and C are generalised least squares, as a mixed model's. For labels and counts
-the clients answer with posterior means to first order: modes shrink x and τ. A coefficient that may
-differ has Student's quantiles with N − 1 degrees of freedom, one that is shared those of its rows.
+the clients answer with posterior means to first order: modes, which Cox's model has, shrink x and
+τ. A coefficient that may differ has Student's quantiles with N − 1 degrees of freedom, one that is
+shared those of its rows.
 """
 
 from __future__ import annotations

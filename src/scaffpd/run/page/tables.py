@@ -54,6 +54,7 @@ DECIMALS = (
 )
 UNITS = ("rmse", "mae")
 OF_LABEL = ("recall", "precision", "selection_rate", "mean_probability", "base_rate")
+FAR = 1e6  # ratios of hazards above it are not known: columns that say the same, or no events
 FEW = 30  # test rows: with fewer, one row moves an accuracy by more than three points
 TONES = {YES: "gain", NO: "loss", NOISE: "quiet"}
 MOST_MODELS = 4  # that are shown side by side
@@ -200,9 +201,10 @@ def effect_table(run: RunRecord) -> ScoreTable | None:
         ends = ("ratio", "ratio_low", "ratio_high") if ratios else ("estimate", "low", "high")
         estimate, low, high = (one.values[name] for name in ends)
         between = one.values["between"]
+        far = ratios and high > FAR
         cells = [
-            Cell(estimate, plain(estimate)),
-            Cell(low, f"{plain(low)} to {plain(high)}"),
+            Cell(estimate, NOTHING if far else plain(estimate)),
+            Cell(low, "not known" if far else f"{plain(low)} to {plain(high)}"),
             Cell(between, plain(between) if between else "shared"),
         ]
         rows.append(((one.column,), cells))
