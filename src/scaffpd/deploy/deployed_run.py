@@ -88,7 +88,7 @@ class DeployedRun:
     def pause(self, why: str) -> Outcome:
         """Return the outcome of a run that stops for a reason."""
         made = self.rounds()
-        waits = f"The run waits after round {made}; the same command goes on."
+        waits = f"The run waits after round {made}: see to it, and the same command goes on."
         return Outcome(PAUSED, f"{why.rstrip('.')}. {waits}", made)
 
     def rounds(self) -> int:
