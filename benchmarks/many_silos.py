@@ -168,12 +168,10 @@ def run(parts: Parts, note: Callable[[str], None]) -> None:
     note(parts.said("run"))
     record = RunRecord.read(parts.file.folder).main
     marks = [row.seconds for row in record.history]
-    up, down = record.bytes_up / 1e3, record.bytes_down / 1e3
     between = statistics.median(b - a for a, b in pairwise(marks))
     print(
         f"{len(parts.places)} silos: {record.rounds:g} rounds, {record.exchanges:g} exchanges, "
-        f"certified gap {record.certificate:.1e}; {between:.2f} s a round (median), "
-        f"{up:,.0f} kB up, {down:,.0f} kB down, all silos together"
+        f"certified gap {record.certificate:.1e}; {between:.2f} s a round (median)"
     )
     models = parts.models()
     same = all(np.array_equal(x, models[""]) for x in models.values())
