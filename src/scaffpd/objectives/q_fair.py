@@ -55,8 +55,9 @@ class QFair(Objective):
         if losses.min() < 0 or not losses.any():
             raise InputError(
                 "loss-below-zero",
-                f"q-FFL needs losses >= 0, which client {names[int(losses.argmin())]!r} has not, or "
-                "will not have: Cox's model needs another objective, such as ChiSquare(rho=0.1).",
+                f"q-FFL needs losses >= 0, which client {names[int(losses.argmin())]!r} has not, "
+                "or will not have: Cox's model needs another objective, such as "
+                "ChiSquare(rho=0.1).",
             )
 
     def _value(self, weights: Vector) -> float:
