@@ -23,6 +23,7 @@ from scaffpd.deploy.messages import Failure, InProcess
 from scaffpd.deploy.records import GRANTED
 from scaffpd.deploy.silo import Silo
 from scaffpd.files import JsonLines, load_or_create
+from scaffpd.run.record import RunRecord
 from scaffpd.run.settings.federation import FederationFile
 from scaffpd.run.settings.model_file import linear, read_model
 from scaffpd.run.settings.silo import SiloFile
@@ -245,6 +246,11 @@ def ended_alike(path, places, outcome, wanted):
 
 def model_of(path):
     return read_model(FederationFile.read(path).folder / "model.safetensors")[0]
+
+
+def epsilon_of(path):
+    """The largest ε that a silo has spent, as the record has it."""
+    return RunRecord.read(FederationFile.read(path).folder).privacy.epsilon
 
 
 def models_of(path, places):

@@ -8,7 +8,18 @@ import numpy as np
 import pytest
 
 from cases.refusals import refuses
-from cases.silos import OBJECTIVE, QUICK, RANGES, ROUGH, agree, agreement, federation, opened, run
+from cases.silos import (
+    OBJECTIVE,
+    QUICK,
+    RANGES,
+    ROUGH,
+    agree,
+    agreement,
+    epsilon_of,
+    federation,
+    opened,
+    run,
+)
 from scaffpd import cli
 from scaffpd.deploy.agreement import Agreement, check_size, leaves
 from scaffpd.deploy.board import BEGIN, LOST, NEWS
@@ -200,7 +211,7 @@ def test_runs_with_noise_keep_to_their_budgets(tmp_path, fake_clock, shared):
     agree(path, places)
     outcome, transport = run(path, places)
     assert outcome.status == "round limit", outcome
-    assert 0 < outcome.privacy["epsilon"] <= 2.0
+    assert 0 < epsilon_of(path) <= 2.0
     for silo in transport.silos.values():
         sent = audit(silo.records.read())[0]["posts"]
         assert not {"clear scores", "masked sum", "masked squares"} & set(sent)

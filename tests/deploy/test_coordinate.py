@@ -17,6 +17,7 @@ from cases.silos import (
     Killed,
     agree,
     cohort,
+    epsilon_of,
     events,
     federation,
     is_right,
@@ -205,7 +206,7 @@ def test_noise_allows_for_three_stops(tmp_path):
             coordinate(path, transport)
     outcome = coordinate(path, transport)
     assert outcome.status == "round limit"
-    assert 0 < outcome.privacy["epsilon"] <= 4.0
+    assert 0 < epsilon_of(path) <= 4.0
     models_of(path, places)
 
 

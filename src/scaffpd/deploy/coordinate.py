@@ -183,12 +183,10 @@ class Coordination:
         result = done.result
         proven = float(result.certificate) if np.isfinite(result.certificate) else None
         sentence = str(result)
-        cost = None
         if self.file.privacy is not None:
-            cost = {"epsilon": max(done.spent.values()), "delta": self.file.privacy.delta}
-            pair = f"(ε, δ) = ({cost['epsilon']:.2f}, {cost['delta']:g})"
-            sentence += f" Every record is protected with {pair}, as counted by the silos."
-        outcome = Outcome(str(result.status), sentence, result.rounds, proven, cost)
+            pair = f"({max(done.spent.values()):.2f}, {self.file.privacy.delta:g})"
+            sentence += f" Every record is protected with (ε, δ) = {pair}, as the silos count."
+        outcome = Outcome(str(result.status), sentence, result.rounds, proven)
         write_file(self.folder.path / "model.safetensors", model_bytes(result.x, done.setup))
         record_of(self.file, self.folder, outcome, done).write(self.folder.path)
         return outcome

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -54,8 +53,6 @@ class Outcome:
     sentence: str  # the same in words
     rounds: int = 0  # rounds made
     certificate: float | None = None  # the certified gap; `None` if nothing is certified
-    # the largest ε of a silo, and δ; `None` without noise
-    privacy: Mapping[str, float] | None = None
 
     @property
     def final(self) -> bool:

@@ -14,6 +14,7 @@ from scaffpd.deploy.deployed_run import DeployedRun, Outcome
 from scaffpd.deploy.flare.serving import expiry_warning
 from scaffpd.deploy.messages import Json
 from scaffpd.deploy.program import Finished
+from scaffpd.numbers import capital
 from scaffpd.run.record import ClientScore, ModelRecord, Overall, PrivacyRecord, RunRecord
 from scaffpd.run.recording import round_records
 from scaffpd.run.settings.federation import FederationFile
@@ -32,10 +33,17 @@ def record_of(
     elif folder.checkpoint.exists():
         arrays, about = disk.read(folder.checkpoint)
         history = History.unpack(about["names"], arrays)
-    rated = done is not None and any(
-        np.isfinite(part.accuracy).any() for part in done.scores.values()
-    )
-    tested = done is not None and "test" in done.scores
+    scores = {} if done is None else done.scores
+    rated = any(np.isfinite(part.accuracy).any() for part in scores.values())
+    tested = "test" in scores
+    privacy = None
+    if done is not None and file.privacy is not None:
+        privacy = PrivacyRecord(
+            epsilon=max(done.spent.values()),
+            delta=file.privacy.delta,
+            clients=done.spent,
+            scored=False,
+        )
     clients = [] if done is None else _clients(file, done, rated)
     values = {one.client: one.test_score if tested else one.train_score for one in clients}
     rounds = [] if history is None else round_records(history)
@@ -56,7 +64,6 @@ def record_of(
         history=rounds,
         **{name: last.get(name) for name in ("exchanges", "bytes_up", "bytes_down", "seconds")},
     )
-    spent = None if done is None else done.spent
     return RunRecord(
         kind="deploy",
         title=f"{file.name}: {len(file.silos)} silos",
@@ -71,25 +78,16 @@ def record_of(
         clients=list(file.silos),
         models=[model],
         remarks=[
-            outcome.sentence[:1].upper() + outcome.sentence[1:],
+            capital(outcome.sentence),
             *filter(None, [expiry_warning(file.path)]),
         ],
-        privacy=None
-        if outcome.privacy is None
-        else PrivacyRecord(
-            epsilon=outcome.privacy["epsilon"],
-            delta=outcome.privacy["delta"],
-            clients=spent or {},
-            scored=False,
-        ),
+        privacy=privacy,
         events=folder.entries()[1],
         settings={
-            "Silos": ", ".join(file.silos),
             "Model": ", ".join(f"{key} = {value}" for key, value in file.linear().items()),
             "Method": repr(method),
             "Rounds at most": str(file.rounds),
             "Tolerance": str(file.tol),
-            "Seed": str(file.training.seed),
             "Vectors": "masked: everybody saw sums over silos",
         },
         config=file.path.read_text(encoding="utf-8"),
