@@ -13,7 +13,6 @@ from scaffpd.cli.typer_ext import FAILED, INTERRUPTED, PAUSED, AsJson, group, pr
 from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
-    from scaffpd.cli.screens import RoundsScreen
     from scaffpd.deploy.deployed_run import Outcome
     from scaffpd.run.settings.federation import FederationFile
 
@@ -183,12 +182,15 @@ def _follow(
     carry: Callable[..., Outcome],
     warning: str = "",
 ) -> None:
-    """Carry a run to its end, show it, and exit with its code."""
+    """Carry a run to its end, show it, and exit with its code: why it pauses is the last line."""
+    from scaffpd.cli.screens import RoundsScreen
     from scaffpd.deploy.deployed_run import DeployedRun
 
     # whoever ends this ends the processes as well
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with _screen(file, quiet) as screen:
+    screen = RoundsScreen(quiet, errors=False, pause=0.0)
+    screen.begin("", file.silos, file.rounds, file.tol)
+    with screen:
         if warning:
             screen.say(warning)
         try:
@@ -197,23 +199,10 @@ def _follow(
             done = DeployedRun(file.folder).rounds()
             screen.say(f"Stopped after round {done}; the same command goes on from there.")
             raise typer.Exit(INTERRUPTED) from None
-    _end(screen, outcome, file.folder)
-
-
-def _screen(file: FederationFile, quiet: bool) -> RoundsScreen:
-    from scaffpd.cli.screens import RoundsScreen
-
-    screen = RoundsScreen(quiet, errors=False, pause=0.0)
-    screen.begin("", file.silos, file.rounds, file.tol)
-    return screen
-
-
-def _end(screen: RoundsScreen, outcome: Outcome, folder: Path) -> None:
-    """Show the result, the reason of a pause in the last line; exit with the outcome's code."""
     if screen.last:
         screen.say(screen.last)
     code = NOT_DONE.get(outcome.status, 0)
     if not code:
-        screen.say(f"Results: {folder}\nTo look at: scaffpd report {folder}")
+        screen.say(f"Results: {file.folder}\nTo look at: scaffpd report {file.folder}")
     screen.say(outcome.sentence)
     raise typer.Exit(code)

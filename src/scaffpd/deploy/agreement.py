@@ -189,7 +189,7 @@ class Agreement:
             "objective": "" if objective is None else repr(objective),
             "rounds": terms.rounds,
             "noise": None if private is None else [private.epsilon, private.delta],
-            "code": [name for name in _code(terms) if name],
+            "code": _code(terms),
             "leaves": [*leaves(terms), *self.with_others(earlier), *changed],
         }
 
@@ -203,8 +203,8 @@ def _columns(terms: FederationTerms) -> list[str]:
 def _code(terms: FederationTerms) -> list[str]:
     """Name code that is not the package's own, and is loaded from the silo's folder."""
     kinds = [terms.algorithm.get("kind"), (terms.objective or {}).get("kind")]
-    own = [str(kind) for kind in kinds if isinstance(kind, str) and ":" in kind]
-    return [*own, "" if terms.model.network is None else f"model {terms.model.network!r}"]
+    network = [] if terms.model.network is None else [f"model {terms.model.network!r}"]
+    return [*(str(kind) for kind in kinds if ":" in str(kind)), *network]
 
 
 def _check_share(terms: FederationTerms, most: float) -> None:

@@ -107,17 +107,7 @@ def take_part(
     rows: SiloRows | None,
     after: Callable[[RoundInfo, Federation], None] | None = None,
 ) -> Finished:
-    """Run the agreement to its end; `rows` is `None` at an onlooker.
-
-    Args:
-        session: the exchanges.
-        agreement: what is run.
-        terms: the same, read.
-        states: of this run.
-        coordinator: the states that the coordinator has.
-        rows: this silo's own.
-        after: called after every round.
-    """
+    """Run the agreement to its end; `coordinator` are states, `rows` are `None` at an onlooker."""
     session.tolerance = terms.method.tolerance
     private = terms.privacy is not None  # then no hash of rows leaves: it would confirm a guess
     own = None if rows is None else rows.commitment()

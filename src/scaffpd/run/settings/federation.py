@@ -54,12 +54,12 @@ def _names(given: object) -> object:
     """Read numbers among categories as texts, as tables have them."""
     if not isinstance(given, dict):
         return given
-    return {name: _category(kind) for name, kind in given.items()}
 
+    def texts(kind: object) -> object:
+        named = isinstance(kind, list) and any(isinstance(one, str) for one in kind)
+        return list(map(str, kind)) if named and isinstance(kind, list) else kind
 
-def _category(kind: object) -> object:
-    texts = isinstance(kind, list) and any(isinstance(one, str) for one in kind)
-    return [str(one) for one in kind] if texts and isinstance(kind, list) else kind
+    return {name: texts(kind) for name, kind in given.items()}
 
 
 class FederationModel(SettingsTable):
