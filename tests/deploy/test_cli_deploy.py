@@ -10,7 +10,7 @@ import typer
 from cases.refusals import refuses
 from cases.silos import QUICK, federation, run
 from scaffpd.cli import run as cli
-from scaffpd.cli.deploy import _end, _screen
+from scaffpd.cli.deploy import _follow
 from scaffpd.deploy.deployed_run import PROGRESS, DeployedRun, Outcome
 from scaffpd.deploy.hospitals import write_hospitals
 from scaffpd.errors import InputError
@@ -119,15 +119,25 @@ def test_hospitals(tmp_path):
     assert sum(rows) == 920
 
 
-def test_the_screen_shows_rounds_and_events_as_plain_lines(tmp_path, capsys, fake_clock):
+@pytest.fixture
+def no_signals(monkeypatch):
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+
+
+def test_the_screen_shows_rounds_and_events_as_plain_lines(
+    tmp_path, capsys, fake_clock, no_signals
+):
     path, places = federation(tmp_path, replacing=QUICK)
     outcome, _ = run(path, places, {24: [("kill", "va")]})
-    with _screen(FederationFile.read(path), quiet=False) as screen:
-        screen.say("Up.")
+
+    def carry(file, watch, say, seconds):
+        say("Up.")
         for line in JsonLines(tmp_path / "run" / PROGRESS).read():
-            screen.watch(line)
+            watch(line)
+        return outcome
+
     with pytest.raises(typer.Exit) as ended:
-        _end(screen, outcome, tmp_path / "run")
+        _follow(FederationFile.read(path), False, 1.0, carry)
     assert ended.value.exit_code == 3
     printed = " ".join(capsys.readouterr().out.split())
     assert "Silo 'va' did not answer: nobody answers." in printed
@@ -135,9 +145,14 @@ def test_the_screen_shows_rounds_and_events_as_plain_lines(tmp_path, capsys, fak
     assert printed.endswith(outcome.sentence)  # the reason of the pause is the last line
 
 
-def test_quiet_is_quiet(tmp_path, capsys):
-    with _screen(FederationFile.read(federation(tmp_path)[0]), quiet=True) as screen:
-        screen.say("Up.")
+def test_quiet_is_quiet(tmp_path, capsys, no_signals):
+    def carry(file, watch, say, seconds):
+        say("Up.")
+        return Outcome("converged", "Done.")
+
+    with pytest.raises(typer.Exit) as ended:
+        _follow(FederationFile.read(federation(tmp_path)[0]), True, 1.0, carry)
+    assert ended.value.exit_code == 0
     assert capsys.readouterr().out == ""
 
 

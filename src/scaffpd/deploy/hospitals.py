@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import csv
+import json
 from pathlib import Path
 
-from scaffpd.data.hospitals import COLUMNS, HOSPITALS, read
+from scaffpd.data.hospitals import CATEGORIES, COLUMNS, HOSPITALS, read
 
 SILO = """\
 name = "{name}"
@@ -15,13 +16,6 @@ file = "patients.csv"
 target = "disease"
 test = 0.3
 """
-NUMBER = '"number"'
-KINDS = {
-    "cp": '["1", "2", "3", "4"]',
-    "restecg": '["0", "1", "2"]',
-    "slope": '["1", "2", "3"]',
-    "thal": '["3", "6", "7"]',
-}
 FEDERATION = """\
 name = "hospitals"
 silos = [{silos}]
@@ -61,6 +55,7 @@ def write_hospitals(folder: Path) -> tuple[Path, dict[str, Path]]:
         places[name].write_text(SILO.format(name=name), encoding="utf-8")
     path = folder / "federation.toml"
     names = ", ".join(f'"{name}"' for name in places)
-    columns = "\n".join(f"{name} = {KINDS.get(name, NUMBER)}" for name in COLUMNS)
+    kinds = {name: list(map(str, CATEGORIES.get(name, ()))) or "number" for name in COLUMNS}
+    columns = "\n".join(f"{name} = {json.dumps(kind)}" for name, kind in kinds.items())
     path.write_text(FEDERATION.format(silos=names, columns=columns), encoding="utf-8")
     return path, places
