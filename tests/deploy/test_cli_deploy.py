@@ -174,7 +174,7 @@ def test_a_coordinator_removes_nothing_from_its_folder_but_its_own_half_written_
 def test_what_a_run_has_written_is_read_back(tmp_path):
     folder = DeployedRun(tmp_path)
     assert folder.outcome() is None
-    outcome = Outcome("converged", "Done.", 9, 0.1 + 0.2, {"epsilon": 3.5, "delta": 1e-5})
+    outcome = Outcome("converged", "Done.", 9, 0.1 + 0.2)
     folder.end(outcome)
     assert folder.outcome() == outcome
 

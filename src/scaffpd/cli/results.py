@@ -89,7 +89,6 @@ def show(folder: Path) -> None:
 
 
 def _show_points(console: Console, run: RunRecord) -> None:
-    """Print a row per point of a path."""
     rows = []
     for model in run.models:
         one = model.overall

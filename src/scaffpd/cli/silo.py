@@ -242,7 +242,6 @@ silo = group(
 
 
 def _show_check(found: Overview) -> None:
-    """Show what was found in the data."""
     console = Console(highlight=False)
     console.print(f"Silo {found['silo']}", style="bold", markup=False)
     rows = found["rows"]
@@ -276,7 +275,6 @@ def _show_check(found: Overview) -> None:
 
 
 def _show_audit(found: Overview) -> None:
-    """Show what has left, run by run."""
     from scaffpd.numbers import format_bytes
 
     console = Console(highlight=False)

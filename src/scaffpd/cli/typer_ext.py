@@ -163,7 +163,6 @@ def takes(
 
 
 def _settings(table: type[SettingsTable]) -> list[tuple[str, FieldInfo]]:
-    """Return the settings that are options."""
     return [(name, one) for name, one in table.model_fields.items() if one.description]
 
 

@@ -179,7 +179,6 @@ class Coordination:
         )
 
     def _finish(self, done: Finished) -> Outcome:
-        """Write the result and return the outcome."""
         result = done.result
         proven = float(result.certificate) if np.isfinite(result.certificate) else None
         sentence = str(result)

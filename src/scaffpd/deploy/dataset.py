@@ -169,7 +169,6 @@ def _without_dates(file: SiloFile, columns: Sequence[DataColumn]) -> FeatureTabl
 
 
 def _from_entry(file: SiloFile, secret: bytes, wanted: Wanted, X: Any, y: Any) -> Dataset:
-    """Take features and targets of all rows."""
     source = file.data
     owner = f"Silo {file.name!r}"
     entry = source.entry or ""

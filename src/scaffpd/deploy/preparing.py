@@ -86,12 +86,10 @@ class Preparing:
         return self._settled(found) if auto else found
 
     def _noise(self) -> CountNoise | None:
-        """Return the noise of counts that the agreement has."""
         z = self.agreement.values["noise"].get("counts")
         return None if z is None else CountNoise(z, self.terms.numbers, len(self.session.names))
 
     def _counted(self, schema: Schema, noise: CountNoise | None, edges: Sequence[Matrix]) -> Matrix:
-        """Add up what silos count between edges."""
         cells = sum(len(own) + 1 for own in edges)
         own = np.zeros(cells if noise is not None else 2 * cells, np.int64)
         if self.rows is not None:
@@ -117,7 +115,6 @@ class Preparing:
         return Setup(self.terms.linear(), schema, *scale, noise)
 
     def _federated(self, setup: Setup) -> Ready:
-        """Bind the model to the rows of all silos."""
         cohort = None if self.rows is None else self.rows.cohort(setup)
         private = self.terms.privacy
         federation = replica(

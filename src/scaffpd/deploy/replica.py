@@ -316,7 +316,6 @@ class ReplicaSums:
         return torch.from_numpy(total.reshape(shape)).to(asked.like)
 
     def _own(self, vectors: Vectors, asked: ClientSelection, weights: Vector) -> Vector | float:
-        """Return this silo's term."""
         if self.channel.rows is None:
             return 0.0
         place = self.channel.names.index(self.session.name)

@@ -97,7 +97,6 @@ class Silo:
         return reply
 
     def _begin(self, asked: Message, states: list[Any]) -> None:
-        """Decide about an agreement, and start to run it."""
         agreement = Agreement.of(asked.values.get("agreement"), self.file.path)
         run = agreement.digest.hex()
         agreement.check(self.file, self.identity.card)

@@ -113,7 +113,6 @@ class Account:
         return after
 
     def _afford(self, entries: Sequence[ReleaseEntry]) -> None:
-        """Refuse what would exceed a client's budget."""
         if self.budget is None:
             return
         after = self._after(entries)

@@ -178,7 +178,6 @@ class ModuleSums:
         return replace(self, oracle=self.oracle.only(clients))
 
     def _one(self, x: Tensor, X: Tensor, y: Tensor) -> Tensor:
-        """Return the loss of one record."""
         output = self.oracle.function.outputs(x, X[None])
         return self.oracle.function.loss(output, y[None]).squeeze()
 
@@ -196,7 +195,6 @@ class ModuleSums:
         return torch.stack(totals)
 
     def _clipped(self, each: Tensor) -> Tensor:
-        """Return what every record's gradient counts, (m, d)."""
         return clipped(each, self.clips[0])
 
 

@@ -289,7 +289,6 @@ class PrivateOracle:
         return self.inner.scores(x)
 
     def _questions(self, kind: str, *about: object) -> list[PrivateQuestion]:
-        """Make the same question for every client."""
         content = digest(kind, *about)
         return [PrivateQuestion(member.key, content) for member in self.members]
 
@@ -314,5 +313,4 @@ class PrivateOracle:
         return total.double() * clip.unit / samples[:, None]
 
     def _rates(self, x: Tensor, plan: LocalPlan) -> Tensor:
-        """Return η_i, (N, 1)."""
         return step_sizes(plan, len(self.members), lambda: self.constants().smoothness, x)

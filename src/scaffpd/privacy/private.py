@@ -164,7 +164,6 @@ class Private:
 
     @property
     def _noise(self) -> tuple[float, float]:
-        """Return z and z_L."""
         return float(self.noise), float(self.noise if self.loss_noise is None else self.loss_noise)
 
     @property

@@ -314,7 +314,6 @@ def _filled(columns: list[DataColumn], owner: DataColumn, fills: Fills) -> list[
 def _read(
     table: OpenTable, names: Sequence[str], categories: Sequence[str], reading: TableReading
 ) -> tuple[list[DataColumn], dict[str, int]]:
-    """Read columns as training has read its own."""
     return read_columns(table, names, categories, None, reading.decimal, reading.missing)
 
 

@@ -312,7 +312,6 @@ def _rows(found: Clients, unit: float, centre: float) -> tuple[list[Pair], list[
 
 
 def _weighted(config: RunConfig, source: TableSettings, found: Clients, classes: int) -> Linear:
-    """Make the model of a table, with its weights and exposures."""
     groups = [feature.group for feature in encoded_features(found.schema)]
     if config.privacy is not None and (source.weight or source.offset):
         raise InputError("weights-with-noise", "--weight and --offset need a model without noise.")
@@ -357,7 +356,6 @@ def _curved(config: RunConfig) -> bool:
 
 
 def _target_scale(targets: Sequence[Vector]) -> tuple[float, float]:
-    """Return deviation and mean of the target."""
     parts = [y if y.ndim == 1 else y[:, 0] for y in targets]
     n = sum(map(len, parts))
     centre = sum(float(y.sum()) for y in parts) / n
@@ -366,7 +364,6 @@ def _target_scale(targets: Sequence[Vector]) -> tuple[float, float]:
 
 
 def _kinds(found: Clients) -> tuple[str, ...]:
-    """Say which columns are numbers, and which are categories."""
     columns = found.schema["columns"]
     numbers = [c["name"] for c in columns if c["kind"] == NUMBER]
     categories = [f"{c['name']} ({len(c['categories'])})" for c in columns if c["kind"] == CATEGORY]

@@ -230,7 +230,6 @@ def _privacy(models: Sequence[Trained]) -> PrivacyRecord | None:
 
 
 def _settings(prepared: Prepared) -> dict[str, str]:
-    """Describe data and model for people."""
     labels = ", ".join(prepared.labels[:MOST_LABELS])
     more = len(prepared.labels) - MOST_LABELS
     found = {

@@ -335,7 +335,6 @@ def _groups(found: _Rows, rows: list[ClientRows]) -> dict[str, list[NDArray[np.o
 
 
 def _texts(column: DataColumn) -> list[str]:
-    """Write the values of a column."""
     if column.kind == CATEGORY:
         return [MISSING if k < 0 else column.categories[k] for k in column.values]
     if column.kind == DATE:

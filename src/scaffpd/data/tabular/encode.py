@@ -215,7 +215,6 @@ class ClientRows:
         return np.concatenate([*blocks.values(), *products], 1)
 
     def _blocks(self, schema: Schema, rows: Mask, separate: bool) -> dict[str, Matrix]:
-        """Encode every column."""
         own = {column.name: column for column in self.table.columns}
         blocks = {}
         for agreed in schema["columns"]:

@@ -297,7 +297,6 @@ def _distinct(cells: ChunkedArray) -> tuple[list[str], Codes]:
 
 
 def _present(cells: ChunkedArray) -> Mask:
-    """Return which cells hold a value."""
     distinct, codes = _distinct(cells)
     there = np.array([cell == cell and not is_missing(str(cell)) for cell in distinct], dtype=bool)
     return np.asarray(there[codes])

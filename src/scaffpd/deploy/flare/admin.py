@@ -161,7 +161,6 @@ class FollowedJob:
         return self._why_early(said)
 
     def _until(self, ask: Callable[[], str]) -> str:
-        """Ask the server until there is an answer, and return it."""
         heard = time.monotonic()
         while True:
             self.look()

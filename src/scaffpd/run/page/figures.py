@@ -131,13 +131,11 @@ def _ends(names: Sequence[str]) -> list[str]:
 
 
 def _axis(run: RunRecord) -> str:
-    """Name the measure and the rows it is computed on."""
     name = {"rmse": "error (RMSE)"}.get(run.measure, run.measure)
     return f"{name} on {run.scored_rows}{', %' if run.upwards else ''}"
 
 
 def _scaled(run: RunRecord, value: float | None) -> float | None:
-    """Convert accuracies to percent."""
     return None if value is None else short(100 * value if run.upwards else value)
 
 

@@ -126,7 +126,6 @@ def uncertain(run: RunRecord, score: ClientScore) -> bool:
 
 
 def _cell(run: RunRecord, score: ClientScore | None) -> Cell:
-    """Show a score."""
     value = run.value(score) if score else None
     return Cell(value, measured(value, run.measure))
 

@@ -130,7 +130,6 @@ def _much(run: RunRecord) -> str:
 
 
 def _some(names: Sequence[str]) -> str:
-    """Name the first few."""
     shown = [brief(name) for name in names[: NAMED if len(names) > NAMED + 1 else NAMED + 1]]
     shown += [f"{len(names) - len(shown)} more"] if len(names) > len(shown) else []
     return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
