@@ -12,13 +12,13 @@ groups and row, in place of a multiplication for every two columns.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
 from torch import Tensor
 
 from scaffpd.models.numerics import product
@@ -127,12 +127,12 @@ class Cells:
             start += len(table)
         return cls(tuple(groups), codes, rows[:, others].astype(np.float64), others)
 
-    @property
+    @cached_property
     def width(self) -> int:
         """Number of columns."""
         return len(self.others) + sum(len(group.columns) for group in self.groups)
 
-    @property
+    @cached_property
     def number(self) -> int:
         """Number of cells."""
         return sum(len(group.table) for group in self.groups)
@@ -158,22 +158,18 @@ class Cells:
         own = np.concatenate([group.table @ x[group.columns] for group in self.groups])
         out = self.rest @ x[self.others]
         for k in range(0, len(out), ROWS):
-            out[k : k + ROWS] += self._indicators(k) @ own
+            out[k : k + ROWS] += own[self.codes[k : k + ROWS]].sum(1)
         return torch.from_numpy(out)
 
     def transposed(self, V: Tensor) -> Tensor:
         """Return AᵀV."""
         v = V.numpy()
-        sums = np.zeros((self.number, v.shape[1]))
-        for k in range(0, len(v), ROWS):
-            sums += self._indicators(k).T @ v[k : k + ROWS]
-        return torch.from_numpy(self._columns(sums, self.rest.T @ v))
+        return torch.from_numpy(self._columns(self._sums(v), self.rest.T @ v))
 
     def gram(self, weights: Tensor) -> Tensor:
         """Return Aᵀ diag(w) A."""
         n = self.number
         pairs = np.zeros((n, n))
-        beside = np.zeros((n, len(self.others)))
         weight = weights.numpy()
         for k in range(0, len(self.codes), ROWS):
             w = weight[k : k + ROWS]
@@ -183,19 +179,23 @@ class Cells:
                 size = len(group.table) * n
                 sums = np.bincount(places.ravel(), np.tile(w, j + 1), minlength=size)
                 pairs[group.cells] += sums.reshape(-1, n)
-            beside += self._indicators(k).T @ (w[:, None] * self.rest[k : k + ROWS])
         pairs[np.arange(n), np.arange(n)] /= 2  # of a symmetric matrix, half
-        left = self._columns(pairs, beside.T)
+        weighted = weight[:, None] * self.rest
+        left = self._columns(pairs, self._sums(weighted).T)
         rest = np.zeros((len(self.others), self.width))
-        rest[:, self.others] = self.rest.T @ (weight[:, None] * self.rest) / 2
+        rest[:, self.others] = self.rest.T @ weighted / 2
         half = self._columns(np.ascontiguousarray(left.T), rest)
         return torch.from_numpy(half + half.T)
 
-    def _indicators(self, first: int) -> csr_array:
-        """Return Z of some rows from one on."""
-        codes = self.codes[first : first + ROWS]
-        ends = np.arange(0, codes.size + 1, max(1, codes.shape[1]), dtype=np.int32)
-        return csr_array((np.ones(codes.size), codes.ravel(), ends), (len(codes), self.number))
+    def _sums(self, V: Matrix) -> Matrix:
+        """Return ZᵀV, the sums over cells."""
+        sums = np.zeros((V.shape[1], self.number))
+        for k in range(0, len(V), ROWS):
+            codes = self.codes[k : k + ROWS]
+            places = codes.ravel()
+            for own, v in zip(sums, V[k : k + ROWS].T, strict=True):
+                own += np.bincount(places, np.repeat(v, codes.shape[1]), self.number)
+        return sums.T
 
     def _columns(self, cells: Matrix, rest: Matrix) -> Matrix:
         """Go from sums over cells, and those of all other columns, to sums over columns."""

@@ -25,7 +25,7 @@ from scaffpd.models.execution import parallel_map
 from scaffpd.models.glm import LinearOracle
 from scaffpd.models.newton import CorrectionProblem, LossHessian
 from scaffpd.models.quadratic import QuadraticOracle
-from scaffpd.models.samples import PaddedBlock, StackedSamples
+from scaffpd.models.samples import CACHE, PaddedBlock, StackedSamples
 from scaffpd.models.weighted_loss import Weighted
 
 NEWTON = 50
@@ -33,6 +33,8 @@ SMALL = 32  # columns up to which a product is faster as a whole
 THIRD = 1e-4  # step of the difference that third derivatives of a loss are taken by
 # Decrease of a Newton step, relative to the minimum, that rounding may hide.
 ROUNDING = 1e-12
+# Decrease of a Newton step, in nats a row, after which the curvature is still known.
+STALE = 1e-6
 # Numbers of all clients' matrices up to which they are stored between two questions.
 STORED = 2**27
 # Blocks whose sums of matrices are in memory at a time.
@@ -181,10 +183,12 @@ class ModeRows:
         S: Tensor,
         v: Tensor,
         close: float,
+        before: ManyRows | FewRows | None = None,
     ) -> Solved:
         """Minimise Σ_rows w ℓ(z + ⟨a, S v⟩, y) + ½‖v‖² by Newton's method, from v (n, q, copies).
 
-        S is (1 or n, q). A client is done when its `slope` is no more than `close`.
+        S is (1 or n, q). A client is done when its `slope` is no more than `close`. With many rows
+        the first step takes the curvature `before`, and one after a small step the last one.
         """
         A, y, weight = samples
         shape = v.shape
@@ -192,17 +196,26 @@ class ModeRows:
         scaled = A.scaled(S[0]) if isinstance(A, Cells) else A * S[:, None, :: self.coupled]
         problem = CorrectionProblem(self.loss, scaled, y, z, weight)
         value, p = problem.value(v)
+        # such a client is by itself in every block
+        large = len(y) == 1 and y.shape[1] * self.rows.A.shape[1] >= CACHE
         near: ManyRows | FewRows | None = None
+        if large and isinstance(before, ManyRows) and not self.loss.quadratic:
+            near = ManyRows(before.H, S)
+        other = near is not None
+        known = True
         for _ in range(NEWTON):
             gradient, r = problem.gradient(v, p)
-            if near is None or not self.loss.quadratic:
+            if near is None or not known:
                 near = self.factor(A, y, weight, p, S)
+                other = False
             step = near.solve(gradient.reshape(shape)).view(v.shape)
             slope = (gradient * step).sum((1, 2))
             # A client that is done stays where it is: its answer does not depend on the others.
             done = ~(slope > close)
-            if bool(done.all()):
+            if bool(done.all()) and not other:
                 break
+            near_enough = large and not other and bool(slope <= STALE * weight.sum())
+            known = self.loss.quadratic or near_enough
             sure = done | (slope < ROUNDING * value.abs())
             step = torch.where(done[:, None, None], 0.0, step)
             v, p, value = problem.descend(v, value, step, torch.where(sure, -torch.inf, slope))
@@ -245,22 +258,19 @@ class ClientModes:
         n = len(rows.layout)
         q = len(self.S)
         self.v = self.X.new_zeros(n, q, self.X.numel() // q)
-        if start is not None:  # the same u_i, whose matrices are not needed any more
+        self._stored: dict[int | None, ManyRows | FewRows] | None = {}
+        if start is not None:  # the same u_i, and their matrices until there are others
             near = torch.where(self.S > 0, start.S / self.S, 0)
             self.v = start.ahead * near[:, None]
-            start.release()
+            self._stored = start._stored or {}
+            start._stored = None
         self.ahead = self.v  # after the Newton step of x, once that is known
         self.means = at.means
         self.shift = torch.zeros_like(self.v)  # from modes to means
         self.value = self.v.new_zeros(n, 3)
         self.gradient = self.v.new_zeros(n, self.X.numel())
-        self._stored: dict[int | None, ManyRows | FewRows] | None = {}
         if sum(min(m, q) for m in rows.layout.lengths) * q * 3 > STORED:
             self._stored = None
-
-    def release(self) -> None:
-        """Free the matrices."""
-        self._stored = None
 
     def _rows(self, block: PaddedBlock) -> tuple[Tensor | Cells, Tensor, Tensor]:
         """Return features, targets and the weights n_i·share/s of a block's rows."""
@@ -271,8 +281,9 @@ class ClientModes:
         """Find u_i."""
         who = block.clients
         A, y, weight = self._rows(block)
+        before = (self._stored or {}).get(block.number)
         found = self.samples.solve(
-            (A, y, weight), along(A, self.X), self.S[None], self.v[who], self.close
+            (A, y, weight), along(A, self.X), self.S[None], self.v[who], self.close, before
         )
         near = found.near
         self.v[who] = found.v
