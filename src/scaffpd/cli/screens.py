@@ -152,8 +152,8 @@ class RoundsScreen:
 
     def _tell(self) -> None:
         left = ""
-        if self.base < self.done < 1:
-            spent = time.monotonic() - self.began
+        spent = time.monotonic() - self.began
+        if spent > 1.0 and self.base < self.done < 1:  # rounds may arrive together
             left = f", about {seconds(spent * (1 - self.done) / (self.done - self.base))} left"
         self.say(f"{self.last}{left}")
 
