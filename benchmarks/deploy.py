@@ -305,6 +305,8 @@ def main() -> None:
         for row in rows
     ]
     text = __doc__.split("\n\n", 2)
+    before = given.out.read_text(encoding="utf-8") if given.out.exists() else ""
+    others = before.partition(text[2].strip() + "\n")[2]  # of other programs
     given.out.write_text(
         "# What deployment costs\n\n"
         "`python benchmarks/deploy.py` on two cores. Silos in one process, signed and masked posts; "
@@ -317,7 +319,8 @@ def main() -> None:
         + "\n".join(markdown_table(heads, cells))
         + "\n\n"
         + text[2].strip()
-        + "\n",
+        + "\n"
+        + others,
         encoding="utf-8",
     )
 
