@@ -81,7 +81,9 @@ class Excess(Objective):
         if self.simplex:
             terms = terms / weights.sum()
         terms = np.append(terms, self.objective._cost(weights))
-        return above(terms, more=roundings(len(terms)) + 8)
+        # a certificate knows the size of losses, and not of b, where λ is a little outside Λ
+        outside = 2.0 * self._stretch(weights) * float(np.abs(self.offset).max())
+        return above(terms, more=roundings(len(terms)) + 8) + outside
 
     def _stretch(self, weights: Vector) -> float:
         return self.objective._stretch(weights)

@@ -166,10 +166,6 @@ class Private:
     def _noise(self) -> tuple[float, float]:
         return float(self.noise), float(self.noise if self.loss_noise is None else self.loss_noise)
 
-    @property
-    def _periods(self) -> Sequence[float]:
-        return self.model.periods if isinstance(self.model, Linear) else ()
-
     @classmethod
     def solved(
         cls,
@@ -226,15 +222,14 @@ class Private:
             inner = like.inner if isinstance(like, PrivateOracle) else like
             return self.model.oracle(data, inner)
         data = replace(data, features=[np.asarray(x) for x in data.features])
-        oracle = self._bound(data)
+        oracle = self.model.oracle(data)
         sizes = [len(x) for x in data.features]
-        alone = self.together is None
         if self.together is not None and sum(sizes) > self.together:
             raise InputError(
                 "too-many-records",
                 f"These clients have {sum(sizes)} records, more than {self.together} as agreed.",
             )
-        if alone and (self.colluding or 0) >= len(sizes):
+        if self.together is None and (self.colluding or 0) >= len(sizes):
             raise InputError(
                 "too-few-to-share-noise",
                 f"Private shares noise among more than colluding={self.colluding} clients.",
@@ -244,10 +239,7 @@ class Private:
         clips = Clip.of(float(self.clip), z, most), Clip.of(float(self.loss_clip), z_L, most)
         sums: ClippedSums
         if isinstance(oracle, LinearOracle):
-            sums = LinearSums.of(oracle, clips, self.radius)
-            if self._periods:
-                sums = PersonSums.of(oracle, clips, self.radius)
-                sums = replace(sums, periods=len(self._periods))
+            sums = self._linear_sums(data, oracle, clips)
             ridge = oracle.ridge
         else:
             assert isinstance(oracle, ModuleOracle)
@@ -265,12 +257,16 @@ class Private:
             self.colluding,
         )
 
-    def _bound(self, data: ClientData) -> Oracle:
-        """Bind the model; with periods every person has a row for each of them."""
-        if isinstance(self.model, Linear) and self.model.periods:
-            model, data = self.model.by_periods(data, whole=True)
-            return model.oracle(data)
-        return self.model.oracle(data)
+    def _linear_sums(
+        self, data: ClientData, oracle: LinearOracle, clips: tuple[Clip, Clip]
+    ) -> LinearSums:
+        """Sum over records; with periods over persons, with a row for each."""
+        if not (isinstance(self.model, Linear) and self.model.periods):
+            return LinearSums.of(oracle, clips, self.radius)
+        model, rows = self.model.by_periods(data, whole=True)
+        whole = model.oracle(rows)
+        assert isinstance(whole, LinearOracle)
+        return replace(PersonSums.of(whole, clips, self.radius), periods=len(self.model.periods))
 
     def _members(self, data: ClientData) -> list[PrivateClient]:
         """Derive every client's key, from all that its answers depend on besides the question."""
@@ -299,9 +295,10 @@ class Private:
         linear = isinstance(self.model, Linear)
         L = self.smoothness
         if L is None and self.radius is not None:
-            loss = "logistic" if self._periods else str(self.model.loss)
+            periods = self.model.periods if isinstance(self.model, Linear) else ()
+            loss = "logistic" if periods else str(self.model.loss)
             # every period of a person adds a curvature
-            curvature = loss_named(loss).curvature * max(len(self._periods), 1)
+            curvature = loss_named(loss).curvature * max(len(periods), 1)
             L = curvature * self.radius**2 + ridge.most
         if L is None:
             return None

@@ -36,7 +36,6 @@ while the primal step gains about g_x = ⟨c, d⟩/2. γ moves to balance the tw
 *Noise.* With minibatches in the local steps (losses and c_i are full), ⟨c, d⟩, b and a are averaged
 over rounds, so that ê tends to E⟨c, d⟩ / E⟨d, H d⟩: the step decays as noise dominates. Then steps
 need not descend, only not leap, and σ = γ does not change.
-
 """
 
 from __future__ import annotations
