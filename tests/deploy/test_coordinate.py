@@ -211,13 +211,16 @@ def test_noise_allows_for_three_stops(tmp_path):
 
 
 def test_a_run_waits_for_operators(tmp_path, fake_clock):
-    path, places = federation(tmp_path, replacing=ROUGH | QUICK, granted=False)
-    transport = Faulty(places, {30: [("consent",)]})
+    """And a silo that is gone for a moment after that has its `timeout` from then on."""
+    soon = {'folder = "run"': 'folder = "run"\ntimeout = 20.0'}
+    path, places = federation(tmp_path, replacing=ROUGH | soon, granted=False)
+    script = {30: [("consent",)], 32: [("kill", "va")], 33: [("restart", "va")]}
+    transport = Faulty(places, script)
     transport.consent = lambda: agree(path, places)
     assert coordinate(path, transport).status == "converged"
-    assert [one.what for one in events(path)] == ["waits"]
+    assert [one.what for one in events(path)] == ["waits", "absent"]
     assert "refuses for now" in events(path)[0].sentence
-    assert fake_clock.now > 3  # longer than for a silo that is gone
+    assert fake_clock.now > 20  # longer than for a silo that is gone
 
 
 def test_changed_rows_need_a_new_agreement(tmp_path, fake_clock):

@@ -106,15 +106,13 @@ class Coordination:
             except SiloTrouble as found:
                 trouble = self._noted(found)
             done = self.folder.rounds()
-            if done != reached:
-                strikes = 0
-                since = time.monotonic()
-            strikes += 1
-            reached = done
             failure = trouble.failure
+            strikes = 1 if done != reached else strikes + 1
+            if done != reached or failure.waits:  # a person may take as long as the server runs
+                since = time.monotonic()
+            reached = done
             refused = failure.what == REFUSED and not failure.waits
-            # a person may take as long as the server runs
-            late = not failure.waits and time.monotonic() - since > self.file.timeout
+            late = time.monotonic() - since > self.file.timeout
             if late or (refused and strikes >= STRIKES):
                 return self.folder.pause(str(trouble))
             time.sleep(PAUSE_SECONDS * (min(strikes, 15) if failure.waits else 1))

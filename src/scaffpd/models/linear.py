@@ -98,7 +98,7 @@ class Linear:
             raise unknown("way with ties", self.ties, TIES)
         if self.entry and not self.timed:
             raise InputError(
-                "entry-without-times", 'Linear takes entries of times to an event, with loss="cox".'
+                "entry-without-times", "Linear takes entries with times to an event only."
             )
         # tuples, so that models compare, hash and print by their numbers
         object.__setattr__(self, "l2", numbers("Linear", "l2", self.l2))
