@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from cases.commands import QUICK, TABLE, patients, ran
+from cases.refusals import refuses
 from scaffpd.cli.train import TABLES, requested
 from scaffpd.run.record import RunRecord
-from scaffpd.run.settings.model_file import read_model
+from scaffpd.run.settings.model_file import model_bytes, read_model
 
 
 @pytest.fixture
@@ -237,6 +239,22 @@ def test_with_declared_ranges_the_folder_has_no_exact_statistics(here, capsys):
     assert RunRecord.read(here / "ranged").fills == {}
     ran("predict ranged patients.csv", capsys)
     assert "ranges" in (here / "ranged" / "config.toml").read_text()
+
+
+@pytest.mark.parametrize("part", ["mean", "pairs"])
+def test_a_model_file_whose_parts_do_not_fit_is_refused(here, capsys, part):
+    ran(f"{TABLE} --no-report --splits 0 --curves off", capsys)
+    path = here / "runs" / "patients" / "model.safetensors"
+    x, setup = read_model(path)
+    other = {"name": "elsewhere", "kind": "category", "categories": ["a"], "other": False}
+    pair = {"left": other, "right": other}
+    changed = {
+        "mean": replace(setup, mean=setup.mean[1:]),
+        "pairs": replace(setup, schema=setup.schema | {"pairs": [pair]}),
+    }
+    path.write_bytes(model_bytes(x, changed[part]))
+    with refuses("not-a-model-file"):
+        read_model(path)
 
 
 def test_predictions_say_how_private_the_model_is(here, capsys):

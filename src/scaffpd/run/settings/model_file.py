@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as save_tensors
 from typing_extensions import TypedDict  # pydantic wants its own before Python 3.12
 
-from scaffpd.data.tabular.agree import Schema
+from scaffpd.data.tabular.agree import Schema, width
 from scaffpd.errors import InputError, unknown
 from scaffpd.federation import Vector
 from scaffpd.fields import Json
@@ -63,6 +63,11 @@ class Setup:
         """Read what `values` returned."""
         read: Any = AGREEMENT.validate_python(values, strict=True)
         scale = {name: np.array(read[name], dtype=np.float64) for name in ("mean", "deviation")}
+        schema: Schema = read["schema"]
+        sides = [side for pair in schema.get("pairs", ()) for side in (pair["left"], pair["right"])]
+        strangers = {side["name"] for side in sides} - {one["name"] for one in schema["columns"]}
+        if strangers or {len(part) for part in scale.values()} != {width(schema)}:
+            raise ValueError("pairs or a scale of other columns")
         return cls(**(read | scale))
 
     def with_model(self, **changes: object) -> Setup:
