@@ -257,13 +257,13 @@ def test_the_latest_rows_are_held_out_however_a_clear_date_is_written(tmp_path, 
         assert by[own.held].min() > by[~own.held].max()
 
 
-def test_dates_without_a_clear_order_are_groups(tmp_path):
+def test_dates_without_a_clear_order_are_refused(tmp_path):
     for cell in (
         lambda k: f"{1 + k % 7}/{1 + k % 12}/2023",
         lambda k: "31.02.2024" if k == 7 else f"{1 + k}.01.2024",
     ):
-        found = opened(tmp_path, with_column(cell, "tag"), split_by="tag")
-        assert "Held out by 'tag': whole groups drawn at random." in found.remarks
+        with refuses("dates-without-order"):
+            opened(tmp_path, with_column(cell, "tag"), split_by="tag")
 
 
 def test_held_out_rows_may_come_from_a_file_of_their_own(tmp_path):

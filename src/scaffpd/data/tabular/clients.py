@@ -41,7 +41,7 @@ from scaffpd.data.tabular.columns import (
 )
 from scaffpd.data.tabular.encode import ClientRows, Encoded, Target
 from scaffpd.data.tabular.formats import open_table, stacked
-from scaffpd.data.tabular.read import read_columns
+from scaffpd.data.tabular.read import DAY, read_columns
 from scaffpd.data.tabular.settings import CLASSIFICATION, COUNTS, REGRESSION, TableSettings
 from scaffpd.data.tabular.survival import recognised, survived
 from scaffpd.errors import InputError, unknown
@@ -294,6 +294,11 @@ def _read(source: TableSettings) -> _Rows:
         tested = np.asarray(found[PART].values == found[PART].categories.index("test"))
     by = found.get(source.split_by or "")
     if by is not None and source.test:
+        for cell in filter(DAY.fullmatch, by.categories):
+            raise InputError(
+                "dates-without-order",
+                f"Dates of {by.name!r} cannot be ordered ({cell!r}); write them as 2023-09-07.",
+            )
         groups = "whole groups drawn at random"
         how = groups if by.kind == CATEGORY else "the latest rows of every client"
         remarks.append(f"Held out by {by.name!r}: {how}.")
