@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 
+import scaffpd as sp
 from cases.refusals import refuses
 from cases.silos import (
     OBJECTIVE,
@@ -24,6 +25,7 @@ from scaffpd import cli
 from scaffpd.deploy.agreement import Agreement, check_size, leaves
 from scaffpd.deploy.board import BEGIN, LOST, NEWS
 from scaffpd.deploy.messages import REFUSED, Message, WireError, decode, encode
+from scaffpd.deploy.preparing import sent
 from scaffpd.deploy.records import GRANTED, SiloRecords, audit
 from scaffpd.deploy.silo import CARD, READY, Silo
 from scaffpd.run.settings.federation import FederationFile
@@ -353,9 +355,12 @@ def test_records_are_linked(tmp_path, capsys):
 
 
 def test_a_model_that_is_too_large_is_refused():
-    check_size(2**20, 4)  # 64 MB to every silo
-    with refuses("model-too-large"):
-        check_size(2**20 + 1, 4)
+    plain = sp.FedAvg()
+    hidden = sp.MinimaxSums(sp.ChiSquare(0.1))  # Hessians are in the sums
+    for d, method in ((2**20, plain), (1446, hidden)):  # 64 MB to every silo
+        check_size(sent(d, method), 4)
+        with refuses("model-too-large"):
+            check_size(sent(d + 1, method), 4)
 
 
 def test_code_of_somebody_else_is_announced(tmp_path):

@@ -319,7 +319,8 @@ def _prepared(terms: FederationTerms) -> list[str]:
             "of every column, how many rows have a value, their sum, and the sum of squared "
             "distances from the mean"
         )
-    if terms.model.network is None and (terms.paired or AUTO in (terms.l2, terms.model.kappa)):
+    auto = AUTO in (terms.model.l2, terms.model.kappa) and terms.privacy is None
+    if terms.model.network is None and (terms.paired or auto):
         lines.append(
             "for strengths by evidence, minima, gradients and Hessians of your loss with a pull to "
             "a shared point, and squared distances from it"
@@ -332,15 +333,15 @@ def _prepared(terms: FederationTerms) -> list[str]:
     return [f"Summed over all silos: {line}." for line in lines]
 
 
-def check_size(numbers: int, members: int) -> None:
+def check_size(numbers: int, members: int, instead: str = "") -> None:
     """Refuse exchanges that are too large for all vectors to go to all silos."""
     size = BYTES * numbers * members
     if size > LARGEST:
         raise InputError(
             "model-too-large",
             f"An exchange of {numbers:,} numbers with {members} silos takes {size:,} bytes to "
-            f"every silo, more than {LARGEST:,}: use a smaller model, or l2 and kappa as numbers. "
-            "Nobody takes a sum on trust.",
+            f"every silo, more than {LARGEST:,}: use a smaller model{instead}. Nobody takes a sum "
+            "on trust.",
         )
 
 

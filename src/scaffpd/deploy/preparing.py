@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from scaffpd.algorithms.base import OWN_SUMS
+from scaffpd.algorithms.base import OWN_SUMS, Algorithm
 from scaffpd.algorithms.evidence import Strengths
 from scaffpd.data.pairs import chosen_pairs
 from scaffpd.data.tabular.agree import (
@@ -38,8 +38,9 @@ from scaffpd.federation import Federation
 from scaffpd.models import Linear
 from scaffpd.models.linear import AUTO
 from scaffpd.privacy.counts import CountNoise
+from scaffpd.privacy.private import private_ridge
 from scaffpd.run.settings.federation import FederationTerms
-from scaffpd.run.settings.model_file import Setup, finite
+from scaffpd.run.settings.model_file import Setup, finite, linear
 from scaffpd.secure.aggregation import colluding_of
 from scaffpd.secure.ring import BYTES, Places
 from scaffpd.training.cohort import Cohort
@@ -57,6 +58,15 @@ class Ready:
     cohort: Cohort | None  # this silo's own; `None` at an onlooker
     federation: Federation
     strengths: Strengths | None = None  # by evidence
+
+
+def sent(d: int, method: Algorithm) -> int:
+    """Return the most numbers of a silo in one exchange of a method."""
+    return d + _hessian(d) * (OWN_SUMS in method.questions)
+
+
+def _hessian(d: int) -> int:
+    return d * (d + 1) // 2
 
 
 @dataclass(frozen=True)
@@ -112,28 +122,32 @@ class Preparing:
 
         scale = scale_of(schema, total)
         noise = dict(self.agreement.values["noise"])
-        return Setup(self.terms.linear(), schema, *scale, noise)
+        setup = Setup(self.terms.linear(), schema, *scale, noise)
+        if self.terms.privacy is None or setup.model.get("l2") != AUTO:
+            return setup
+        return setup.with_model(l2=private_ridge(width(schema)))  # evidence would cost ε
 
     def _federated(self, setup: Setup) -> Ready:
         cohort = None if self.rows is None else self.rows.cohort(setup)
-        private = self.terms.privacy
+        shared = None
+        if self.terms.privacy is not None and self.terms.privacy.shared:
+            model, device = linear(setup.model), torch.device("cpu")
+            shared = model.ridge(width(setup.schema) + 1, model.classes or 1, device)
         federation = replica(
             self.session,
             None if cohort is None else cohort.channel,
             colluding_of(len(self.session.names), self.terms.colluding),
             self.about,
-            float(self.terms.l2) if private is not None and private.shared else None,
+            shared,
             1.0 if self.rows is None else self.rows.share,
         )
-        d = federation.dimension
-        numbers = d + d * (d + 1) // 2 if OWN_SUMS in self.terms.method.questions else d
-        check_size(numbers, len(self.session.names))
+        check_size(sent(federation.dimension, self.terms.method), len(self.session.names))
         return Ready(setup, cohort, federation)
 
     def _settled(self, found: Ready) -> Ready:
         """Set the strengths that the terms leave to the rows."""
-        d = found.federation.dimension
-        check_size(d * (d + 1) // 2, len(self.session.names))
+        size = _hessian(found.federation.dimension)
+        check_size(size, len(self.session.names), ", or l2 and kappa as numbers")
         columns = width(found.setup.schema)
         strengths = by_evidence(found.federation, modelled(found.setup), columns)
         assert strengths is not None
@@ -159,7 +173,9 @@ class Preparing:
         size = 1 + sum(len(column.places) for column in columns)
         upper = np.triu_indices(size)
         own = np.zeros((2, outputs, len(upper[0])))
-        if too_many(columns) or 2 * BYTES * own.size * len(self.session.names) > LARGEST:
+        d = outputs * (width(schema) + 1)
+        largest = max(2 * own.size, _hessian(d))
+        if too_many(columns) or BYTES * largest * len(self.session.names) > LARGEST:
             return schema
         ready = self._settled(self._federated(setup.with_model(strength=AUTO)))
         assert ready.strengths is not None

@@ -38,6 +38,7 @@ from scaffpd.federation.questions import (
     SharedSum,
     Vectors,
 )
+from scaffpd.models.point import Ridge
 from scaffpd.objectives.base import Objective
 from scaffpd.privacy.noise import digest
 from scaffpd.privacy.oracle import SumTerms
@@ -271,12 +272,12 @@ class ReplicaSums:
         self,
         channel: ReplicaChannel,
         colluding: int,
-        shared: float | None = None,
+        shared: Ridge | None = None,
         share: float = 1.0,
     ) -> None:
         self.channel = channel
         self.share = share  # of a sum without those of colluding silos, at most
-        self.shared = shared  # l2, if gradients carry noise that silos share
+        self.shared = shared  # the regulariser, if gradients carry noise that silos share
         self.session = channel.session
         n = len(channel.names)
         self.colluding = colluding
@@ -297,7 +298,7 @@ class ReplicaSums:
             level = getattr(question, "level", None)
             self._check(place, self._weights(question, w), level)
             if self.shared is not None and isinstance(question, GradientsAt):
-                ridge = self.shared * float(w.sum()) * question.x
+                ridge = self.shared.times(float(w.sum()) * question.x)
                 return self._shared(part, vectors.asked, w) + ridge
         else:  # stored at silos
             w = self.session.propose(part, {}, {"weights": np.array(weights)})[1]["weights"]
@@ -386,7 +387,7 @@ def replica(
     own: Channel | None,
     colluding: int,
     about: str = "",
-    shared: float | None = None,
+    shared: Ridge | None = None,
     share: float = 1.0,
 ) -> Federation:
     """Return the federation that a method is trained on at this silo, or at an onlooker."""

@@ -12,7 +12,6 @@ import scaffpd.fields as key
 from scaffpd.fields import Needs, SettingsTable
 
 AUTO = "auto"
-PRIVATE = 1e-3  # l2 where evidence would cost ε
 HOSPITALS = "hospitals"
 COUNTED = ("alike", "rows")
 Tolerance = Annotated[key.NonNegative, Needs("a number >= 0 (0: make all rounds)")]
