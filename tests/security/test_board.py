@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from cases.boards import AGREEMENT, GoneError, ThreadBoard, sessions, together
-from scaffpd.deploy.messages import Message, encode
+from scaffpd.deploy.board import Board, SiloTrouble
+from scaffpd.deploy.messages import REFUSED, Message, encode
 from scaffpd.deploy.transcript import FIRST, Session, Tampered
 from scaffpd.errors import InputError
 from scaffpd.secure.keys import SIGNATURE, Identity
@@ -275,6 +276,26 @@ def test_a_silo_without_the_others_learns_nothing_but_the_sum(logs):
     for without in range(4):
         high = sum(post[1] for k, post in enumerate(posts) if k != without).view(np.int64)
         assert np.abs(high.astype(float)).mean() > 2**58
+
+
+def test_nobody_begins_while_an_operator_decides():
+    asked = []
+
+    class Waiting:
+        def ask(self, questions, timeout):
+            asked.append("".join(questions))
+            answers = {name: Message("ready") for name in questions}
+            if len(asked) < 4:
+                answers["b"] = Message(REFUSED, {"sentence": "Not yet.", "waits": True})
+            return {name: encode(answer) for name, answer in answers.items()}
+
+    board = Board(Waiting(), ["a", "b", "c"], 1.0)
+    for _ in range(3):
+        with pytest.raises(SiloTrouble):
+            board.begin({}, [])
+    board.begin({}, [])
+    board.begin({}, [])
+    assert asked == ["abc", "b", "b", "b", "ac", "abc"]
 
 
 def test_a_step_is_answered_once():

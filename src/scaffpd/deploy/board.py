@@ -167,6 +167,7 @@ class Board:
     log: list[Posts] = field(default_factory=list, init=False)
     _seen: dict[str, int] = field(default_factory=dict, init=False)
     _epoch: str = field(default="", init=False)
+    _awaited: tuple[str, ...] = field(default=(), init=False)  # whose operator has not agreed yet
 
     def begin(self, agreement: JsonMapping, states: Sequence[Sequence[object]]) -> None:
         """Open an epoch at all silos; raise `SiloTrouble` unless all take part."""
@@ -175,7 +176,10 @@ class Board:
         self._seen = dict.fromkeys(self.names, 0)
         values = {"agreement": agreement, "epoch": self._epoch, "states": states}
         begin = encode(Message(BEGIN, values))
-        self.asked(dict.fromkeys(self.names, begin))
+        others = [name for name in self.names if name not in self._awaited]
+        for names in filter(None, (self._awaited, others)):  # nobody begins while a person decides
+            self._awaited = ()
+            self.asked(dict.fromkeys(names, begin))
 
     def run(self, onlooker: Mailbox) -> None:
         """Carry posts until all silos are done; raise `SiloTrouble` if one is missing."""
@@ -243,5 +247,6 @@ class Board:
             if found[name].kind == REFUSED:
                 values = found[name].values
                 waits = values.get("waits") is True
+                self._awaited = (name,) if waits else ()
                 raise SiloTrouble(name, Failure(plain(values.get("sentence")), REFUSED, waits))
         return found

@@ -98,19 +98,19 @@ class Coordination:
     def run(self) -> Outcome:
         """Make epochs until the run ends, or a silo is missing for too long."""
         strikes = 0
-        reached = -1
+        reached: tuple[int, bool] | None = None
         since = time.monotonic()
         while True:
             try:
                 return self._finish(self._epoch())
             except SiloTrouble as found:
                 trouble = self._noted(found)
-            done = self.folder.rounds()
             failure = trouble.failure
-            strikes = 1 if done != reached else strikes + 1
-            if done != reached or failure.waits:  # a person may take as long as the server runs
+            now = self.folder.rounds(), failure.waits
+            strikes = strikes + 1 if now == reached else 1
+            if now != reached or failure.waits:  # a person may take as long as the server runs
                 since = time.monotonic()
-            reached = done
+            reached = now
             refused = failure.what == REFUSED and not failure.waits
             late = time.monotonic() - since > self.file.timeout
             if late or (refused and strikes >= STRIKES):
