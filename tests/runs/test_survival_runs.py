@@ -81,6 +81,9 @@ def test_a_table_becomes_models_scores_and_curves(place, capsys):
     ran("predict run patients.csv --model average", capsys)
     head = (place / "predictions.csv").read_text().splitlines()[0]
     assert head == f"client,risk,probability to survive {until:g}"
+    said = ran("predict run patients.csv --model alone --out alone.csv", capsys).out
+    assert "Predicted by the model “alone”." in said
+    assert (place / "alone.csv").read_text().splitlines()[0] == "client,risk"
     assert effects["age"]["ratio"] == pytest.approx(np.exp(effects["age"]["estimate"]))
     assert "hazard" in drawn["coefficients"].caption
     assert f"expected by {until:g}" in score_tables(run)[0].heads
@@ -121,6 +124,26 @@ def test_periods_are_the_second_way_with_noise_too(place, capsys):
     assert private.privacy.epsilon <= 8 + 1e-6
     assert private.score_rows("fair")[EVERYONE].values["concordance"] > 0.55
     assert refusal(f"{LINE} --epsilon 8 --out cox") == "private-cox"
+
+
+def test_weights_of_rows_are_no_entries(place, capsys):
+    rows = [(site, days / 365, *more) for site, days, *more in patients()]
+    weighted = [(*row, 1 + 200 * (k % 2)) for k, row in enumerate(rows)]
+    write(weighted, header="hospital,days,died,age,sex,weight")
+    line = f"{LINE} --periods 0.5,1.5 --columns age,sex --no-report"
+    ran(f"{line} --out one", capsys)
+    ran(f"{line} --weight weight --out two", capsys)
+    one, two = (RunRecord.read(place / name) for name in ("one", "two"))
+    assert {"mean_probability", "base_rate"} <= one.score_rows("average")[EVERYONE].values.keys()
+    names = ("North", "South", "West")
+    seen = [
+        [row.values["observed"] for row in run.curves if row.group in names] for run in (one, two)
+    ]
+    assert seen[0] == seen[1]
+    files = (place / name / "constant.safetensors" for name in ("one", "two"))
+    chances = [predict(file, place / "patients.csv").survival for file in files]
+    for end in (0.5, 1.5):
+        np.testing.assert_allclose(chances[0][end], chances[1][end])
 
 
 def test_where_columns_predict_no_time_the_model_written_is_the_constant(place, capsys):

@@ -14,7 +14,7 @@ from scaffpd.cli.screens import LINES, MOST, print_table, say, section
 from scaffpd.cli.typer_ext import AsJson, listed, print_json
 from scaffpd.errors import InputError, unknown
 from scaffpd.files import csv_text, write_file
-from scaffpd.numbers import measured, several, whole
+from scaffpd.numbers import brief, measured, several, whole
 
 if TYPE_CHECKING:
     from scaffpd.run.predict import Predictions
@@ -209,7 +209,7 @@ def predict(
     found = answer(run, table, model, copied)
     columns: Columns = {
         "client": found.clients,
-        "risk" if found.survival else "predicted": found.predicted,
+        "predicted" if found.survival is None else "risk": found.predicted,
         **_chances(found),
         **dict(zip((f"probability of {v}" for v in found.labels), found.shares.T, strict=False)),
     }
@@ -228,11 +228,13 @@ def predict(
         names = list(dict.fromkeys(name for row in rows for name in row))
         write_file(out.with_suffix(".scores.csv"), csv_text(rows, names))
     if as_json:
-        print_json({"predictions": str(out), "remarks": list(found.remarks), "scores": rows})
+        about = {"predictions": str(out), "model": found.model}
+        print_json({**about, "remarks": list(found.remarks), "scores": rows})
         return
     if scored:
         _show_scores(Console(highlight=False), scored, list(map(str, found.labels)))
     say(Console(highlight=False, stderr=True), *found.remarks)
+    typer.echo(f"Predicted by the model “{found.model}”.")
     pair = promise(run)
     if pair is not None:
         typer.echo(f"The model was trained with {pair} for every record.")
@@ -247,15 +249,17 @@ def _chances(found: Predictions) -> Columns:
 
 def _show_scores(console: Console, rows: list[ScoreRow], labels: list[str]) -> None:
     """Print a row per client, all rows together last."""
-    from scaffpd.run.page.tables import head, written
+    from scaffpd.run.page.tables import COLUMNS, OF_LABEL, written
 
     shown = [name for name in HEADS if any(name in row.values for row in rows)]
     cells = [
         [row.group, whole(row.rows), *(written(name, row.values.get(name)) for name in shown)]
         for row in rows
     ]
-    heads = ["client", "rows", *(head(labels, name).replace(" ", "\n") for name in shown)]
+    heads = ["client", "rows", *(COLUMNS[name].replace(" ", "\n") for name in shown)]
     print_table(console, heads, cells, "the .scores.csv file")
+    if len(labels) == 2 and set(OF_LABEL) & set(shown):
+        say(console, f"Recall, precision, expected and true are of “{brief(labels[1], 16)}”.")
 
 
 def write_predictions(out: Path, columns: Columns, quiet: bool = False) -> None:

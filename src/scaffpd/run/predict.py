@@ -51,6 +51,7 @@ class Predictions:
     remarks: tuple[str, ...]  # what the model has not seen in training
     # of times to an event: the chance to survive each time for which it is known
     survival: Mapping[float, Matrix] | None = field(default=None, repr=False)
+    model: str = ""  # which of the run's models
 
     @property
     def probability(self) -> NDArray[np.float64]:
@@ -97,6 +98,9 @@ def predict(
     """
     file_of = _model_file(run, model)
     record = RunRecord.read(file_of.parent) if is_run(file_of.parent) else None
+    used = file_of.stem
+    if used == "model" and record is not None:
+        used = record.joining.recommendation if record.joining else record.main.name
     if record is not None and record.kind != "deploy" and record.reading is None:
         raise InputError(
             "run-without-table",
@@ -139,15 +143,15 @@ def predict(
     survival = None
     if setup.model.get("loss") in TIMES:
         truth = None  # times alone say nothing
-        written = file_of.stem if file_of.stem != "model" else None
-        survival = _survival(record, written, names, predicted)
-    ends = setup.model.get("periods")
-    if ends:
-        place = {name: k + 1 for k, name in enumerate(owners)}
-        own = x[[place.get(name, 0) for name in names]] if owners else x[None]
-        risks = np.array(predicted, dtype=np.float64)
-        chances = survival_at(np.array(ends), risks, own[:, -len(ends) :], ends)
-        survival = dict(zip(ends, chances.T, strict=True))
+        ends = setup.model.get("periods")
+        if ends:
+            place = {name: k + 1 for k, name in enumerate(owners)}
+            own = x[[place.get(name, 0) for name in names]] if owners else x[None]
+            risks = np.array(predicted, dtype=np.float64)
+            chances = survival_at(np.array(ends), risks, own[:, -len(ends) :], ends)
+            survival = dict(zip(ends, chances.T, strict=True))
+        else:
+            survival = _survival(record.score_rows(used) if record else {}, names, predicted)
     if "exposure" in setup.model:
         offset, usual = setup.model["exposure"]
         if offset in table.names:
@@ -157,23 +161,24 @@ def predict(
             unsure.append(f"No column {offset!r}: counts are for an exposure of {usual:g}.")
     copied = {name: table.columns[name].to_pylist() for name in copy}
     said = (*remarks, *unsure)
-    return Predictions(names, predicted, shares, copied, labels, truth, said, survival)
+    return Predictions(names, predicted, shares, copied, labels, truth, said, survival, used)
 
 
 def _survival(
-    record: RunRecord | None, model: str | None, clients: Sequence[str], risks: Sequence[Answer]
+    rows: Mapping[str, ScoreRow], clients: Sequence[str], risks: Sequence[Answer]
 ) -> dict[float, Matrix]:
     """Return a time, and every row's chance to survive it by its client's own baseline."""
-    if model is None and record is not None:
-        model = record.joining.recommendation if record.joining else record.main.name
-    rows = {} if record is None or model is None else record.score_rows(model)
-    values = {name: row.values for name, row in rows.items() if row.values.get("hazard")}
-    if not values:
+    known = {
+        name: (own["hazard"], own["horizon"] or 0.0)
+        for name, own in ((name, row.values) for name, row in rows.items())
+        if own.get("hazard") is not None
+    }
+    if not known:
         return {}
-    hazard = np.array([(values.get(name) or {}).get("hazard") or np.nan for name in clients])
+    hazard = np.array([known.get(name, (np.nan, 0))[0] for name in clients], dtype=np.float64)
     with np.errstate(over="ignore"):
         chance = np.exp(-hazard * np.exp(np.array(risks, dtype=np.float64)))
-    return {next(iter(values.values()))["horizon"] or 0.0: chance}
+    return {next(iter(known.values()))[1]: chance}
 
 
 def promise(run: Path) -> str | None:

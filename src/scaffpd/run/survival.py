@@ -32,12 +32,11 @@ def survival_rows(
     """Return scores of every model and client, and of all rows; and curves."""
     model = prepared.model
     train, test = (
-        [(np.asarray(X, float), np.asarray(y, float)) for X, y in pairs]
+        # without weights of rows
+        [(np.asarray(X, float), np.asarray(y, float)[:, : 2 + model.entry]) for X, y in pairs]
         for pairs in (prepared.train, prepared.test)
     )
-    ends = model.periods
-    events = np.concatenate([y[y[:, 1] > 0, 0] for _, y in train])
-    horizon = ends[len(ends) // 2] if ends else float(np.median(events)) if len(events) else np.inf
+    horizon = _horizon(model, [y for _, y in train])
     sizes = [len(y) for _, y in test]
     largest = sorted(range(len(test)), key=lambda i: -sizes[i])[:MOST]
     scores: list[ScoreRow] = []
@@ -57,6 +56,14 @@ def survival_rows(
         scores.append(_row(name, EVERYONE, sum(sizes), _mean(found, sizes)))
         curves += list(_thirds(name, np.concatenate(risks), [y for _, y in test], scores[-1]))
     return scores, curves
+
+
+def _horizon(model: Linear, targets: Sequence[Array]) -> float:
+    """Return the time until which events are expected and counted."""
+    if model.periods:
+        return model.periods[len(model.periods) // 2]
+    events = np.concatenate([y[y[:, 1] > 0, 0] for y in targets])
+    return float(np.median(events)) if len(events) else np.inf
 
 
 def _row(model: str, group: str, rows: int, values: Mapping[str, float]) -> ScoreRow:
@@ -92,7 +99,7 @@ class _Fitted:
         if model.periods:
             return cls(model, x, np.zeros(X.shape[1]), None, model.periods[-1])
         centre = X.mean(0)
-        baseline = breslow(y[:, : 2 + model.entry], (X - centre) @ x)
+        baseline = breslow(y, (X - centre) @ x)
         return cls(model, x, centre, baseline, float(y[:, 0].max()))
 
     def risk(self, X: Array) -> Array:
@@ -131,9 +138,9 @@ class _Fitted:
         times = np.linspace(begin, until, POINTS + 2)[1:-1]
         if until > begin:
             found["brier"] = float(brier(y, times, self.survival(X, times)).mean())
-        if horizon < until:
+        if horizon <= until:
             found["mean_probability"] = float(1 - self.survival(X, np.array([horizon])).mean())
-            found["base_rate"] = float(1 - kaplan_meier(y[:, :2])(horizon))
+            found["base_rate"] = float(1 - kaplan_meier(y)(horizon))
         return found
 
 

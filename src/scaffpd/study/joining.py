@@ -166,7 +166,7 @@ class JoiningSplit:
         # a client that was not trained on takes the average model, or the shared one
         strangers = {name: results[AVERAGE if name == ALONE else name].x for name in answers}
         parameters = {name: np.stack([strangers[name], *own]) for name, own in answers.items()}
-        if self.model.beyond or self.model.timed:  # the same risk for all is no column
+        if self.model.intercept or self.model.timed:  # the same risk for all is no column
             still = np.zeros_like(parameters[ALONE])
             still[:, -constant.shape[1] :] = constant
             parameters = {CONSTANT: still, **parameters}
@@ -316,6 +316,6 @@ def _levels(model: Linear, targets: Sequence[NDArray[np.float64]]) -> Array:
     """Return the log-odds of an event in every period, of all clients; a zero without periods."""
     if not model.periods:
         return np.zeros(1)
-    parts = [at_risk(y, model.periods) for y in targets]
+    parts = [at_risk(y[:, : 2 + model.entry], model.periods) for y in targets]
     there, seen = (np.sum([own[k].sum(0) for own in parts], 0) for k in (0, 1))
     return np.asarray(np.log((seen + 0.5) / (there - seen + 0.5)))
