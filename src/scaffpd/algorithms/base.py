@@ -121,6 +121,11 @@ class Algorithm(Generic[S]):
     def __post_init__(self) -> None:
         check_settings(self)
 
+    @property
+    def positive(self) -> bool:
+        """Whether losses must not fall below zero."""
+        return bool(getattr(getattr(self, "objective", None), "positive", False))
+
     def choice(self, federation: Federation) -> Algorithm:
         """Return the algorithm to run on this federation: itself, unless it stands for several."""
         return self

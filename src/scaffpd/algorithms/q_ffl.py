@@ -50,12 +50,18 @@ class QFFL(FedAvg):
         q = real(type(self).__name__, "q", self.q)
         check_range(self, 0 <= q < np.inf, "q >= 0 and finite", self.q)
 
+    @property
+    def positive(self) -> bool:
+        """Whether losses must not fall below zero: not for the average."""
+        return self.q > 0
+
     def init(
         self, federation: Federation, seed: int = 0, x0: Tensor | None = None
     ) -> AveragingState:
         """Begin as FedAvg does; refuse negative losses."""
         state = super().init(federation, seed, x0)
-        QFair(1).check(state.losses, federation.names)
+        if self.positive:
+            QFair(1).check(state.losses, federation.names)
         return state
 
     def round(self, federation: Federation, state: AveragingState) -> AveragingState:

@@ -78,6 +78,15 @@ def refuse_samples() -> NoReturn:
     )
 
 
+def refuse_powers() -> NoReturn:
+    """Refuse powers of losses."""
+    raise InputError(
+        "cox-below-zero",
+        "Losses of Cox's model fall below zero, which have no powers: use another objective than "
+        "q-FFL's, such as ChiSquare(rho=0.1).",
+    )
+
+
 def refuse_noise() -> NoReturn:
     """Refuse differential privacy."""
     raise InputError(

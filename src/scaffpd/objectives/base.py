@@ -112,6 +112,7 @@ class Objective(ABC):
             1/N each.
         simplex: whether Λ is a subset of the probability simplex (then losses matter up to a common
             shift).
+        positive: whether losses must not fall below zero.
         parameter: name of the argument that says how fair it is, if there is one, with its letter
             `symbol`, its default value `usual`, and what it means in a sentence, `meaning`.
         strengths: (losses of the average model, points) → so many values of it for a path, from
@@ -119,6 +120,7 @@ class Objective(ABC):
     """
 
     simplex: ClassVar[bool] = True
+    positive: ClassVar[bool] = False
     parameter = symbol = meaning = ""
     usual: ClassVar[float | None] = None
     strengths: ClassVar[Any] = None

@@ -40,6 +40,7 @@ class QFair(Objective):
     """
 
     simplex: ClassVar[bool] = False
+    positive: ClassVar[bool] = True
     parameter = "q"
     symbol = "q"
     usual = 1.0
@@ -51,13 +52,11 @@ class QFair(Objective):
         super().__init__(prior)
 
     def check(self, losses: Vector, names: Sequence[object]) -> None:
-        """Refuse losses below zero, or none above: those of Cox's model begin at zero."""
-        if losses.min() < 0 or not losses.any():
+        """Refuse losses below zero."""
+        if losses.min() < 0:
             raise InputError(
                 "loss-below-zero",
-                f"q-FFL needs losses >= 0, which client {names[int(losses.argmin())]!r} has not, "
-                "or will not have: Cox's model needs another objective, such as "
-                "ChiSquare(rho=0.1).",
+                f"q-FFL needs losses >= 0, which client {names[int(losses.argmin())]!r} has not.",
             )
 
     def _value(self, weights: Vector) -> float:

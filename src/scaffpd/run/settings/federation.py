@@ -23,13 +23,12 @@ from scaffpd.data.tabular.columns import CATEGORY, NUMBER
 from scaffpd.data.tabular.settings import CLASSIFICATION, CURVES, REGRESSION
 from scaffpd.errors import InputError, unknown
 from scaffpd.fields import Json, Needs, SettingsTable, read_toml, validated
-from scaffpd.models.cox import COX, refuse_noise
+from scaffpd.models.cox import COX, refuse_noise, refuse_powers
 from scaffpd.models.losses import LOSSES
 from scaffpd.privacy import LOCAL_STEPS, ROUNDS
 from scaffpd.run.settings.methods import algorithm_of, changed
 from scaffpd.run.settings.tables import (
     AUTO,
-    PRIVATE,
     AutoKappa,
     AutoRidge,
     PrivacyBudget,
@@ -67,7 +66,7 @@ class FederationModel(SettingsTable):
 
     # a loss; left out, it goes by the labels: squared, logistic or softmax
     kind: key.Text | None = None
-    l2: AutoRidge = AUTO  # by evidence, from masked sums; 0.001 with noise
+    l2: AutoRidge = AUTO  # by evidence, from masked sums; 0.1 with noise
     kappa: AutoKappa | None = (
         None  # κ of personal models near the shared one; left out, there is one
     )
@@ -187,11 +186,6 @@ class FederationTerms(SettingsTable):
         return self.method.proves and self.privacy is None
 
     @property
-    def l2(self) -> float | str:
-        """Ridge of a linear model; evidence would cost ε."""
-        return PRIVATE if self.privacy is not None and self.model.l2 == AUTO else self.model.l2
-
-    @property
     def curved(self) -> bool:
         """Whether numbers have curves."""
         plain = self.privacy is None and isinstance(self.method, Fair | MinimaxSums)
@@ -251,6 +245,8 @@ class FederationTerms(SettingsTable):
                 "loss-without-classes",
                 f"{file!r} has a model of times to an event, which needs columns and no labels.",
             )
+        if self.model.kind == COX and self.method.positive:
+            refuse_powers()
         if self.privacy is not None:
             self._check_private(file)
         if isinstance(self.columns, dict):
@@ -320,7 +316,7 @@ class FederationTerms(SettingsTable):
                 "logistic-of-many-labels",
                 f'Logistic loss has two classes, but there are {classes} labels: use "softmax".',
             )
-        made: Json = {"kind": "linear", "loss": loss, "l2": self.l2, "intercept": loss != COX}
+        made: Json = {"kind": "linear", "loss": loss, "l2": self.model.l2, "intercept": loss != COX}
         if loss == COX:  # y is time, event and entry, which is 0 where a silo has none
             made["entry"] = True
         if self.model.kappa is not None:
