@@ -33,9 +33,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
+from platform import machine
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from scaffpd.federation import LocalPlan
 from scaffpd.models.draws import Draws
@@ -52,6 +54,8 @@ GAIN = 2.5
 LARGEST = 2**22
 # Numbers of all inner products up to which they are stored between rounds (128 MB on a CPU).
 STORED = {"cpu": 2**24, "cuda": 2**28}
+# Bytes of a processor's register.
+REGISTER = 64 if machine() in ("x86_64", "AMD64") else 16
 # Numbers that are drawn and collected at a time.
 SLAB = {"cpu": 2**22, "cuda": 2**27}
 
@@ -209,8 +213,10 @@ class SampleSteps:
         if loop is None:
             A, y = self.rows.of(block)
             y = self.loss.dense(y, self.outputs, A.dtype).mT
-            K = in_layout(-torch.bmm(A, A.mT), block)
-            loop = GraphReplay(partial(_sample_loop, self.loss, K, in_layout(y, block)))
+            more = self._padding(block)
+            K = pad(-torch.bmm(A, A.mT), (0, more, 0, more))
+            parts = in_layout(K, block), in_layout(pad(y, (0, more)), block)
+            loop = GraphReplay(partial(_sample_loop, self.loss, *parts))
             if stores_inner_products(self.rows):
                 self.loops[number] = loop
         return loop
@@ -242,7 +248,9 @@ class SampleSteps:
                 else:
                     places = drawn.rows - rows.layout.starts[who, None, None]
                     weight = counted(places, rates[who, 0] * drawn.weight, m)
-                p = shares(rates[who], keep[who], first, last)
+                p = rates.new_zeros(last - first, len(who), 1, 1)
+                if faded or push is not None:
+                    p = shares(rates[who], keep[who], first, last)
                 fade = 1 - faded * p if faded else p.new_ones(len(p))
                 R = self._loop(number, block)(R, Z, P, r, weight, p, fade, keep[who])
             block.put(out, R.mT)
@@ -257,7 +265,14 @@ class SampleSteps:
             return block.weight.new_zeros(())
         if values.ndim == 2:
             values = block.of(values)
-        return in_layout(values.mT, block)
+        return in_layout(pad(values.mT, (0, self._padding(block))), block)
+
+    def _padding(self, block: PaddedBlock) -> int:
+        """Return how many samples to add to fill registers: a softmax is slow on what is left."""
+        m = block.rows.shape[1]
+        lanes = REGISTER // self.rows.A.element_size()
+        many = self.outputs > 1 and m > FEW and 2 * m >= lanes
+        return -m % lanes if many and not self.rows.A.is_cuda else 0
 
 
 def in_layout(values: Tensor, block: PaddedBlock) -> Tensor:
@@ -298,8 +313,8 @@ def _sample_loop(
         fade: 1 − l2 p, or ones.
         keep: 1 − η(l2 + μ), (n, 1, 1).
     """
-    R = R.clone()
     products = Products(K, R.shape[1])
+    R = products.out.copy_(R)
     weights = weight.unbind() if len(weight) > 1 else [weight[0]] * len(p)
     for own, f, w in zip(p.unbind(), fade.unbind(), weights, strict=True):
         out = products.times(R).addcmul_(f, Z)
@@ -307,10 +322,10 @@ def _sample_loop(
             out.addcmul_(own, P, value=-1)
         if products.few:  # seen as they are stored, outputs × (samples and clients)
             flat = (values.movedim(0, -1).flatten(1) for values in (out, y))
-            rho = loss.residual(*(each.mT for each in flat)).mT
+            rho = loss.across(*flat)
             rho = rho.view(*Z.shape[1:], -1).movedim(-1, 0)
         else:
-            rho = loss.residual(out.mT, y.mT).mT
+            rho = loss.across(out, y)
         if r.ndim:
             rho = rho.sub_(r)
         rho = rho.mul_(w)
@@ -321,13 +336,17 @@ def _sample_loop(
 def shares(rate: Tensor, keep: Tensor, first: int, last: int) -> Tensor:
     """Return p = η Σ_j keep^j before each of the steps from `first` to `last`, (steps, n, 1, 1).
 
-    Step by step: sums of powers over all steps at once read J times as much memory.
+    By doubling: p after j + k steps is η Σ_{i<k} keep^i + keep^k p_j.
     """
-    p = rate * total(keep, first)
-    out = p.new_empty(last - first, *p.shape)
-    for before in out.unbind():
-        before.copy_(p)
-        p = torch.addcmul(rate, keep, p)
+    out = rate.new_empty(last - first, *keep.shape)
+    out[0] = rate * total(keep, first)
+    power = keep
+    k = 1
+    while k < len(out):
+        torch.addcmul(rate, power, out[: len(out) - k][:k], out=out[k : 2 * k])
+        rate = torch.addcmul(rate, power, rate)
+        power = power * power
+        k *= 2
     return out
 
 
@@ -388,13 +407,13 @@ class FeatureSteps:
         A, y = self.rows.of(block)
         assert problem.r is not None
         z, r = (block.of(values).mT.contiguous() for values in (problem.z, problem.r))
-        y = self.loss.dense(y, z.shape[1], A.dtype)
+        y = self.loss.dense(y, z.shape[1], A.dtype).mT
         weight = (problem.rates[block.clients, 0] * block.weight)[:, None]
         products = Products(A, z.shape[1])
         D = push.clone()  # the first step: nothing has changed at d = 0
         for _ in range(1, problem.plan.steps):
             ahead = torch.sub(z, products.along(D), out=products.out)
-            change = self.loss.residual(ahead.mT, y).mT.sub_(r).mul_(weight)
+            change = self.loss.across(ahead, y).sub_(r).mul_(weight)
             products.back(change, torch.addcmul(push, keep, D, out=D))
         return D
 
@@ -409,7 +428,7 @@ class FeatureSteps:
             assert drawn is not None
             numbers = drawn.rows.transpose(0, 1).reshape(last - first, len(who) * b)
             shape = (last - first, len(who), b)
-            y = self.loss.dense(rows.y[numbers].view(*shape, -1), k, push.dtype)
+            y = self.loss.dense(rows.y[numbers].view(*shape, -1), k, push.dtype).mT
             z = problem.z[numbers].view(*shape, k).mT.contiguous()
             weight = (problem.rates[who, 0] * drawn.weight)[:, None]
             D = self._loop(D, numbers, y, z, weight, push, keep)
@@ -434,7 +453,7 @@ def _minibatch_loop(
         A: the samples of all clients.
         D: displacements before.
         numbers: rows of every step, (steps, n·b).
-        y: their targets, (steps, n, b, ·).
+        y: their targets, (steps, n, ·, b).
         z: their predictions at x, (steps, n, k, b).
         weight: η/b, 0 for padding, (n, 1, b).
         push: η c, (n, k, features).
@@ -447,6 +466,6 @@ def _minibatch_loop(
     for t in range(len(numbers)):
         torch.index_select(A, 0, numbers[t], out=flat)
         ahead = torch.sub(z[t], products.along(D), out=products.out)
-        r = loss.residual(ahead.mT, y[t]).mT.mul_(weight)
+        r = loss.across(ahead, y[t]).mul_(weight)
         products.back(r, torch.addcmul(push, keep, D, out=D))
     return D

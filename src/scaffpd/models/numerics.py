@@ -271,7 +271,8 @@ class Products:
             return out
         if not self.small:
             return torch.bmm(R, self.A, out=self.own)
-        np.matmul(R.numpy(), self.arrays[0], out=self.arrays[2])
+        own = self.arrays[1] if R is self.out else R.numpy()
+        np.matmul(own, self.arrays[0], out=self.arrays[2])
         return self.own
 
     def back(self, R: Tensor, D: Tensor) -> Tensor:
