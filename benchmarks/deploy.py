@@ -306,7 +306,7 @@ def main() -> None:
     ]
     text = __doc__.split("\n\n", 2)
     before = given.out.read_text(encoding="utf-8") if given.out.exists() else ""
-    others = before.partition(text[2].strip() + "\n")[2]  # of other programs
+    _, mark, others = before.partition("\n## Thirty silos\n")  # of other programs
     given.out.write_text(
         "# What deployment costs\n\n"
         "`python benchmarks/deploy.py` on two cores. Silos in one process, signed and masked posts; "
@@ -320,6 +320,7 @@ def main() -> None:
         + "\n\n"
         + text[2].strip()
         + "\n"
+        + mark
         + others,
         encoding="utf-8",
     )

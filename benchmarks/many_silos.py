@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -149,6 +149,7 @@ def run(parts: Parts, note: Callable[[str], None]) -> None:
     waiting = set(parts.places)
     deadline = time.monotonic() + PATIENCE
     look = 0.0
+    agreeing: list[Future[object]] = []
     with ThreadPoolExecutor(8) as operators:
         while coordinator.poll() is None and time.monotonic() < deadline:
             for name in sorted(waiting):
@@ -156,13 +157,16 @@ def run(parts: Parts, note: Callable[[str], None]) -> None:
                 if ASKED in text:
                     words = text.split(ASKED)[1].splitlines()[0].split()
                     waiting.discard(name)
-                    operators.submit(subprocess.run, [*SCAFFPD, *words], stdout=subprocess.DEVNULL)
+                    agreed = operators.submit(subprocess.run, [*SCAFFPD, *words], check=True)
+                    agreeing.append(agreed)
                     if not waiting:
                         note("all silos have been asked, and their operators agree")
             if time.monotonic() > look:  # it takes a while itself
                 memory.look()
                 look = time.monotonic() + 10.0
             time.sleep(0.5)
+    for agreed in agreeing:
+        agreed.result()
     if coordinator.poll() != 0:
         raise SystemExit(f"The run has not ended: {parts.said('run')}")
     note(parts.said("run"))

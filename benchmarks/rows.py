@@ -32,7 +32,9 @@ def drawn(rows: int, columns: int, seed: int) -> tuple[Array, NDArray[np.int64],
     random = np.random.default_rng(seed)
     X = random.standard_normal((rows, columns))
     owner = random.integers(CLIENTS, size=rows)
-    z = np.einsum("ij,ij->i", X, x[owner]) + np.abs(X[:, 0]) - 0.8
+    z = np.abs(X[:, 0]) - 0.8
+    for k in range(CLIENTS):  # a copy of all rows would count as held before fitting
+        z[owner == k] += X[owner == k] @ x[k]
     return X, owner, (random.random(rows) < 1 / (1 + np.exp(-z))).astype(float)
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 import scaffpd as sp
+from scaffpd.models import regulariser
 from scaffpd.privacy import LOCAL_STEPS, RADIUS, ROUNDS
 from scaffpd.privacy.noise import discrete_gaussians, key_stream
 from scaffpd.privacy.private import INTERCEPT, RIDGE
@@ -116,7 +117,7 @@ def scores(name: str, seed: int, setting: Setting | None) -> tuple[float, float,
             own = evidence(name, seed)[1] if np.isnan(setting.kappa) else setting.kappa
             plain = sp.Cohort(silos.train, sp.Personal(bare, own), silos.names, test=silos.test)
     scored = plain.evaluate(result.x, "test")
-    penalty = 0.0 if plain.model is not bare else float(np.sum(bare.l2 * result.x**2)) / 2
+    penalty = regulariser(plain.model, result.x)
     right = np.sort(scored.accuracy)
     log_loss = float(scored.loss.mean()) - penalty
     return float(right.mean()), float(right[: a_fifth(len(right))].mean()), log_loss

@@ -208,7 +208,7 @@ class Rounds:
         """The package's own rounds; losses, which a loop would not compute either, are not looked
         up.
         """
-        state = dataclasses.replace(self.method.init(self.cohort), every=10**9)
+        state = dataclasses.replace(self.method.init(self.cohort), looks=False)
         return self._timed(lambda: self._ours(state, rounds))
 
     def _ours(self, state: Any, rounds: int) -> Tensor:

@@ -39,7 +39,7 @@ def network(given: images.Images, tick: images.Tick) -> dict[str, Any]:
     method = sp.FedAvg(
         local_steps=steps, batch_size=batch, local_rate=given.rate, clients_per_round=taking_part
     )
-    state = dataclasses.replace(method.init(cohort), every=10**9)
+    state = dataclasses.replace(method.init(cohort), looks=False)
     tick()
     for _ in range(rounds):
         state = method.round(cohort, state)
