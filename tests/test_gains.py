@@ -481,7 +481,7 @@ def test_gains_are_written_as_one_says_them():
     assert RelativeGain(-0.02, -0.03, -0.01).range == "95 % interval 1.0 to 3.0 %"
     assert RelativeGain(0.02, -0.01, 0.05).than("alone") == "about the same as alone"
     assert RelativeGain(0.02, -0.01, 0.05).words == "about the same"
-    assert RelativeGain(0.02, -0.01, 0.05).range == "95 % interval up to 5.0 % either way"
+    assert RelativeGain(0.02, -0.01, 0.05).range == "95 % interval 1.0 % higher to 5.0 % lower"
     # what spans from much worse to much better says nothing
     assert RelativeGain(0.47, -0.27, 1.21).than("alone") == "not clearly different from alone"
     assert RelativeGain(0.47, -0.27, 1.21).words == "not clearly different"

@@ -191,8 +191,12 @@ class Joining:
         if best == ALONE and NO not in pays:
             sure = "may pay, but that is not certain" if YES in pays else "brings no clear gain"
             start += f": joining {sure}"
-        if best == CONSTANT and self.gain(self.shown, CONSTANT).high > LARGE:
-            start = f"It is not clear that these columns predict the {goal}"
+        if best == CONSTANT:
+            some = YES in self.pays(self.shown, CONSTANT)
+            if some or self.gain(self.shown, CONSTANT).high > LARGE:
+                start = f"It is not clear that these columns predict the {goal}"
+            if some:
+                start = f"Over all {plural(self.word)} i{start[1:]}"
         if best == self.shown:
             start += f": {SIMPLEST}"
         return f"{start}."

@@ -195,7 +195,7 @@ class RelativeGain(NamedTuple):
             # the interval shows that a difference, if there is one, is small
             narrow = max(-self.low, self.high) <= SMALL[0]
             return f"{'about the same as' if narrow else 'not clearly different from'} {other}"
-        return f"{_percent(self.value)} {'lower' if self.value > 0 else 'higher'} than {other}"
+        return f"{_sided(self.value)} than {other}"
 
     @property
     def words(self) -> str:
@@ -204,15 +204,19 @@ class RelativeGain(NamedTuple):
 
     @property
     def range(self) -> str:
-        """The interval, such as "95 % interval 8 to 15 %"; around zero, how far it reaches."""
+        """The interval, such as "95 % interval 8 to 15 %"; within noise, with its sides."""
         if not math.isfinite(self.high - self.low):
             return "too few rows for an interval"
         if self.pays == NOISE:
-            reach = max(-self.low, self.high)
-            said = f"95 % interval up to {_percent(reach)} either way"
-            return said if reach <= SMALL[1] else "too few rows"
+            if max(-self.low, self.high) > SMALL[1]:
+                return "too few rows"
+            return f"95 % interval {_sided(self.low)} to {_sided(self.high)}"
         low, high = sorted((self.low, self.high), key=abs)
         return f"95 % interval {_percent(low).removesuffix(' %')} to {_percent(high)}"
+
+
+def _sided(share: float) -> str:
+    return f"{_percent(share)} {'lower' if share > 0 else 'higher'}"
 
 
 def _percent(share: float) -> str:
