@@ -89,7 +89,7 @@ def test_weights_count_persons_and_strengths_come_by_evidence():
     np.testing.assert_allclose(trained([weighted], hazard(weighted=True)), one, atol=1e-6)
     pairs = [persons(seed, 100) for seed in range(4)]
     strengths = sp.Cohort(pairs, sp.Personal(hazard("auto"))).strengths
-    assert strengths.groups == ("0", "1", "2", "period", "period", "period")
+    assert strengths.groups == ("0", "1", "2", *["levels of periods"] * 3)
 
 
 def test_noise_protects_persons():

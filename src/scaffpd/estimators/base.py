@@ -22,7 +22,7 @@ from scaffpd.data.silos import is_missing, standardiser
 from scaffpd.data.tabular.clients import plainly
 from scaffpd.errors import InputError, count, positive, real
 from scaffpd.models import Linear, Personal
-from scaffpd.models.linear import AUTO
+from scaffpd.models.linear import AUTO, nearly_free
 from scaffpd.objectives import Average, ChiSquare, named
 from scaffpd.objectives.base import Objective
 from scaffpd.privacy import LOCAL_STEPS, RADIUS, ROUNDS, Private, Spent, private_ridge
@@ -34,7 +34,6 @@ from scaffpd.training.loop import Result, Status, train
 from scaffpd.training.metrics import a_fifth
 
 ALONE = "all"  # the name of the one client if nobody was named
-FLAT = 1e-6  # ridge of an intercept: it changes nothing, and the certificate needs one everywhere
 Array = NDArray[np.float64]
 Labels = NDArray[np.generic]
 Data: TypeAlias = Any  # what scikit-learn takes: arrays, lists, sparse matrices, data frames
@@ -345,7 +344,7 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         if isinstance(self.l2, str):
             return self.l2
         l2 = real(type(self).__name__, "l2", self.l2)
-        return [l2] * features + [min(l2, FLAT)] * bool(self.fit_intercept)
+        return nearly_free(l2, features, bool(self.fit_intercept))
 
     @property
     def _tol(self) -> float | None:

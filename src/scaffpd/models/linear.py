@@ -27,6 +27,7 @@ from scaffpd.models.weighted_loss import Weighted
 
 DTYPES = (torch.float32, torch.float64)
 AUTO = "auto"  # strengths that the data set
+FLAT = 1e-6  # ridge of an intercept: it changes nothing, and the certificate needs one everywhere
 
 
 class Coefficients(NamedTuple):
@@ -47,8 +48,8 @@ class Linear:
             logistic hazard in each of the `periods`, which is a sum over rows.
         l2: the regulariser (l2/2)‖x‖² on *all* of x, the intercept included; the certificate rests
             on it. Or ½ Σ_k l2_k x_k²: one number for each feature, and a last one for the
-            intercept; the same for all outputs. "auto": by evidence, when a cohort is made; the
-            intercept is then not shrunk.
+            intercept, or one for each level of `periods`; the same for all outputs. "auto": by
+            evidence, when a cohort is made; the intercept is then not shrunk.
         intercept: append a constant feature 1 (as the last one).
         classes: the number of softmax outputs, if the clients at hand might not have seen every
             class; with squared loss, labels 0, 1, … become one-hot targets of `classes` columns,
@@ -85,7 +86,8 @@ class Linear:
                 "Times to an event need no intercept: every client, or every period, has a "
                 "baseline of its own.",
             )
-        object.__setattr__(self, "periods", tuple(map(float, self.periods)))
+        ends = tuple(real("Linear", "periods", end) for end in self.periods)
+        object.__setattr__(self, "periods", ends)
         lengths = np.diff(self.periods, prepend=0.0)
         rise = bool(np.all((lengths > 0) & np.isfinite(lengths)))
         if (self.loss == HAZARD) != bool(self.periods) or not rise:
@@ -119,7 +121,7 @@ class Linear:
             return
         if count("Linear", "classes", self.classes) < 2:
             raise InputError("too-few-classes", f"Linear needs classes >= 2, got {self.classes}.")
-        if self.loss in ("logistic", "poisson", *TIMES):
+        if self.timed or self.loss in ("logistic", "poisson"):
             have = "logistic loss has two" if self.loss == "logistic" else "there are none"
             raise InputError(
                 "loss-without-classes",
@@ -153,10 +155,10 @@ class Linear:
                     f"Client {name!r} has nobody at risk until the middle of a period: begin with "
                     "a shorter one, or leave the client out.",
                 )
-            chosen = np.full(there.size, True) if whole else there.ravel()
-            own = [seen.ravel(), *[np.repeat(y[:, 3], len(self.periods))] * self.weighted]
-            rows.append(person_periods(np.asarray(X, dtype=np.float64), there)[chosen])
-            labels.append(np.column_stack(own)[chosen] if self.weighted else own[0][chosen])
+            who, when = np.nonzero(there | whole)
+            rows.append(person_periods(np.asarray(X, dtype=np.float64), there, who, when))
+            own = seen[who, when]
+            labels.append(np.column_stack([own, y[who, 3]]) if self.weighted else own)
         model = replace(self, loss="logistic", periods=(), entry=False, groups=None)
         return model, replace(data, features=rows, labels=labels, columns=None)
 
@@ -331,6 +333,11 @@ def each_of(value: float | Sequence[float] | str) -> Sequence[float]:
     if isinstance(value, str):
         return ()
     return (value,) if isinstance(value, int | float) else value
+
+
+def nearly_free(l2: float, features: int, levels: int = 1) -> list[float]:
+    """Return l2 for every feature, and next to none for the intercept or the levels of periods."""
+    return [l2] * features + [min(l2, FLAT)] * levels
 
 
 def fitted(

@@ -16,6 +16,7 @@ from scaffpd.federation import Vector
 
 Matrix = NDArray[np.float64]
 Mask = NDArray[np.bool_]
+Places = NDArray[np.intp]
 
 
 def at_risk(y: Matrix, ends: Sequence[float]) -> tuple[Mask, Mask]:
@@ -34,12 +35,13 @@ def at_risk(y: Matrix, ends: Sequence[float]) -> tuple[Mask, Mask]:
     return there, seen & there
 
 
-def person_periods(X: Matrix, there: Mask) -> Matrix:
-    """Return (n K, d + K) rows, the periods' indicators last; zeros where nobody is at risk."""
-    n, K = there.shape
-    each = np.broadcast_to(np.eye(K), (n, K, K))
-    rows = np.concatenate([np.repeat(X[:, None, :], K, 1), each], axis=2)
-    return (rows * there[..., None]).reshape(n * K, -1)
+def person_periods(X: Matrix, there: Mask, who: Places, when: Places) -> Matrix:
+    """Return rows of some persons and periods, with the periods' indicators behind X; zeros where
+    the person is not at risk.
+    """
+    rows = np.hstack([X[who], np.eye(there.shape[1])[when]])
+    rows *= there[who, when, None]
+    return rows
 
 
 def survival_at(times: Vector, z: Vector, levels: Matrix, ends: Sequence[float]) -> Matrix:

@@ -28,6 +28,7 @@ from scaffpd.federation import ClientScores, Vector
 from scaffpd.models import Linear, Personal, regulariser
 from scaffpd.models.baseline import concordance
 from scaffpd.models.cox import refuse_noise
+from scaffpd.models.linear import nearly_free
 from scaffpd.numbers import several
 from scaffpd.privacy.counts import SHARE, PrivateCounting
 from scaffpd.privacy.noise import secret_bytes
@@ -39,7 +40,6 @@ from scaffpd.training.cohort import Cohort
 from scaffpd.training.pairs import with_pairs
 
 Pair = tuple[Any, Any]
-FLAT = 1e-6  # ridge of an intercept: it changes nothing, and the certificate needs one everywhere
 SHOWN = 20  # names of columns in a sentence
 SURVIVES = (
     "Cox's model: risk sets and baselines within a client, Efron's ties. Losses count from that of "
@@ -158,7 +158,9 @@ class Prepared:
         return [*found, INTERCEPT] if INTERCEPT in names else found
 
     def scores(self, cohort: Cohort, x: NDArray[np.float64], split: str) -> ClientScores:
-        """Score x: losses without the regulariser; of numbers, RMSE in the data's units."""
+        """Score x: losses without the regulariser; RMSE of numbers in the data's units, and the
+        concordance of periods.
+        """
         found = cohort.evaluate(x, split)
         found = replace(found, loss=found.loss - regulariser(cohort.model, x))
         if self.upwards and not self.model.periods:
@@ -211,7 +213,7 @@ class Prepared:
 def described(model: Linear) -> str:
     """Describe a model in a phrase."""
     ridge = "by evidence" if model.l2 == AUTO else f"{np.max(model.l2):g}"
-    return f"{LOSS[model.loss]}, ridge {ridge}{'' if model.intercept else ', no intercept'}"
+    return f"{LOSS[model.loss]}, ridge {ridge}{'' if model.beyond else ', no intercept'}"
 
 
 def prepare(config: RunConfig, seed: int | None = None, secret: bytes | None = None) -> Prepared:
@@ -335,14 +337,9 @@ def _timed(config: RunConfig, source: TableSettings, found: Clients, groups: lis
     """Make the model of times to an event; dates of entry have become times."""
     weighted = source.weight is not None
     entry = len(found.rows[0].extra) - weighted > 1
-    given = config.model.l2
-    l2: float | str | list[float] = given
-    if config.privacy is not None:
-        if not source.periods:
-            refuse_noise()
-        l2 = private_ridge(len(groups), len(source.periods)) if isinstance(given, str) else given
-    elif source.periods and not isinstance(given, str):
-        l2 = [given] * len(groups) + [min(given, FLAT)] * len(source.periods)
+    if config.privacy is not None and not source.periods:
+        refuse_noise()
+    l2 = _ridge(config, len(groups), len(source.periods))
     kind = "hazard" if source.periods else "cox"
     named = tuple(groups) if config.privacy is None else None
     return Linear(kind, l2, groups=named, weighted=weighted, entry=entry, periods=source.periods)
@@ -400,15 +397,18 @@ def _hospitals(config: RunConfig, data: SourceSettings, seed: int) -> Prepared:
 
 def _model(config: RunConfig, task: str, classes: int, groups: Sequence[str | int]) -> Linear:
     """Make the model whose loss goes by the task; strengths are those of `groups` of columns."""
-    l2 = config.model.l2
     if classes:
         loss = "logistic" if classes == 2 else "softmax"
     else:
         loss = "poisson" if task == COUNTS else "squared"
-    ridge: float | str | list[float] = l2
-    if config.privacy is not None:
-        ridge = private_ridge(len(groups)) if isinstance(l2, str) else l2
-    elif not isinstance(l2, str):
-        ridge = [l2] * len(groups) + [min(l2, FLAT)]
     named = None if config.privacy is not None else tuple(map(str, groups))
-    return Linear(loss, ridge, True, classes if loss == "softmax" else None, groups=named)
+    own = classes if loss == "softmax" else None
+    return Linear(loss, _ridge(config, len(groups), 1), True, own, groups=named)
+
+
+def _ridge(config: RunConfig, features: int, levels: int) -> float | str | list[float]:
+    """Return l2 of features and of levels behind them, as `Linear` takes it."""
+    l2 = config.model.l2
+    if isinstance(l2, str):
+        return l2 if config.privacy is None else private_ridge(features, levels)
+    return nearly_free(l2, features, levels) if levels and config.privacy is None else l2

@@ -13,6 +13,8 @@ from scaffpd.models.execution import limit_threads
 from scaffpd.models.linear import AUTO, Linear, fitted
 from scaffpd.models.personal import Personal, base_of
 
+LEVELS = "levels of periods"  # their group
+
 Clients = TypeVar("Clients", bound=Federation)
 
 
@@ -46,7 +48,7 @@ def by_evidence(
 def groups_of(model: Linear, features: int, columns: Sequence[str] | None = None) -> list[str]:
     """Return the group of every feature: the model's, else its column; the intercept's last."""
     groups = list(model.groups or columns or map(str, range(features)))
-    return [*groups, *["period"] * len(model.periods), *[INTERCEPT] * model.intercept]
+    return [*groups, *[LEVELS] * len(model.periods), *[INTERCEPT] * model.intercept]
 
 
 def _given(value: float | Sequence[float] | str, width: int, intercept: bool) -> Vector:
