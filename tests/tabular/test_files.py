@@ -196,6 +196,15 @@ def test_a_folder_is_a_table_with_a_file_for_every_client(tmp_path):
         read(tmp_path, client="file")
 
 
+def test_columns_without_a_name_do_not_keep_files_from_each_other(tmp_path):
+    lines = ["x,ill,,", *(f"{x},{ill},," for _, x, ill in PLAIN)]
+    a, b = (write(tmp_path, "\n".join(lines) + "\n", f"{name}.csv") for name in "ab")
+    found = read(a, b, client="file", columns=["x"])
+    assert [own.name for own in found.rows] == ["a", "b"]
+    with refuses("column-without-name"):
+        read(a, b, client="file")
+
+
 def test_several_files_are_one_table_in_any_order_of_columns(tmp_path):
     a = write(tmp_path, text([row[1:] for row in PLAIN], ("x", "ill")))
     b = write(tmp_path, text([row[:0:-1] for row in PLAIN], ("ill", "x")), "b.csv")

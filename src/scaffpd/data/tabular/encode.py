@@ -110,7 +110,7 @@ class ClientRows:
         return int((~self.held).sum()), int(self.held.sum())
 
     def categories(self, column: DataColumn) -> tuple[list[str], bool]:
-        """Return the categories of training rows, and whether held-out rows have more."""
+        """Return the categories of training rows, and whether there are others."""
         pairs = zip(column.categories, column.counts(~self.held), strict=True)
         named = [name for name, count in pairs if count and len(name) <= LONGEST]
         named = named if len(named) <= MOST_CATEGORIES else []
@@ -119,7 +119,6 @@ class ClientRows:
 
     def totals(self, schema: Schema, mean: Matrix | None = None) -> Matrix:
         """Sum the training rows: n and Σx of each encoded column, or n and Σ(x − mean)²."""
-        self._check_task(schema)
         X = self._filled(schema, ~self.held)
         there = ~np.isnan(X).any(0)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -135,7 +134,6 @@ class ClientRows:
 
     def sorted_numbers(self, schema: Schema) -> list[Matrix]:
         """Sort the numbers of training rows, column by column, for `counted` to count."""
-        self._check_task(schema)
         own = {column.name: column for column in self.table.columns}
         found = []
         for agreed in schema["columns"]:
@@ -150,7 +148,6 @@ class ClientRows:
         self, schema: Schema, mean: Matrix, deviation: Matrix, separate: bool = False
     ) -> Encoded:
         """Encode training and held-out rows as agreed, with their targets; see `matrix`."""
-        self._check_task(schema)
         y = self.target.values
         if self.target.task == CLASSIFICATION:
             place = {label: k for k, label in enumerate(schema["labels"])}
@@ -185,14 +182,6 @@ class ClientRows:
         """
         X = self._filled(schema, rows, separate or bool(schema.get("declared")))
         return (np.where(np.isnan(X), mean, X) - mean) / deviation
-
-    def _check_task(self, schema: Schema) -> None:
-        task = self.target.task
-        if schema["task"] != task:
-            raise InputError(
-                "task-not-agreed",
-                f"Silo {self.name!r} has data for {task}, the agreement is on {schema['task']}.",
-            )
 
     def _filled(self, schema: Schema, rows: Mask, separate: bool = False) -> Matrix:
         """Encode rows, not yet scaled; NaN is left only in columns without a training value here.

@@ -79,7 +79,7 @@ class OpenTable:
     separator: str = ","  # between the columns of a CSV file
     remarks: tuple[str, ...] = ()  # how the file was read, where that had to be found out
 
-    @property
+    @cached_property
     def names(self) -> list[str]:
         """The names of all columns."""
         names: list[str] = self.columns.column_names
@@ -396,8 +396,9 @@ def stacked(
             )
     import pyarrow
 
-    # in any order of columns
-    parts = [one.columns.select([one.names.index(name) for name in first.names]) for one in tables]
+    # in any order of columns; of those without a name, the first
+    names = dict.fromkeys(first.names)
+    parts = [one.columns.select([one.names.index(name) for name in names]) for one in tables]
     try:
         columns = pyarrow.concat_tables(parts, promote_options="permissive")
     except pyarrow.ArrowException as error:
