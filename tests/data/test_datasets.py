@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import os
 from importlib import resources
 
 import numpy as np
@@ -251,6 +252,33 @@ def test_new_stations_have_few_days_and_the_same_test_year():
     assert sum(few) == 4
     assert [len(y) for _, y in air.test] == [len(y) for _, y in beijing_air().test]
     assert few != [len(y) == 40 for _, y in beijing_air(new=4, seed=2).train]
+
+
+def test_a_school_is_a_client(tmp_path):
+    random = np.random.default_rng(0)
+    X = np.empty((1, 3), object)
+    Y = np.empty((1, 3), object)
+    for k, n in enumerate((10, 20, 31)):
+        X[0, k] = np.hstack([random.normal(3, 2, (n, 4)), np.ones((n, 1))])
+        Y[0, k] = random.normal(20, 5, (n, 1))
+    (tmp_path / "school").mkdir()
+    savemat(tmp_path / "school" / "school.mat", {"X": X, "Y": Y})
+    silos = school(folder=tmp_path)
+    assert silos.features == tuple(f"column {k}" for k in range(1, 5))  # not the constant one
+    sizes = [(len(y), len(b)) for (_, y), (_, b) in zip(silos.train, silos.test, strict=True)]
+    assert sizes == [(7, 3), (14, 6), (22, 9)]
+    X, y = pooled(silos.train)
+    np.testing.assert_allclose([X.mean(), y.mean(), X.std(), y.std()], [0, 0, 1, 1], atol=1e-12)
+
+
+@pytest.mark.skipif("SCAFFPD_DATA" not in os.environ, reason="SCAFFPD_DATA names no folder")
+def test_the_real_schools_and_people():
+    silos = school()
+    assert (len(silos.names), len(silos.features)) == (139, 27)
+    assert sum(len(y) for _, y in [*silos.train, *silos.test]) == 15_362
+    people = adult()
+    assert (len(people.names), sum(len(y) for _, y in people.train)) == (13, 30709)
+    assert len(adult(by="native-country").names) == 8
 
 
 # ------------------------------------------------------------------ Adult
