@@ -52,7 +52,6 @@ class Excess(Objective):
 
     def weights(self, n: int) -> Vector:
         """Return the prior p for `n` clients."""
-        self.levels(n)
         return self.objective.weights(n)
 
     def _value(self, weights: Vector) -> float:
@@ -96,16 +95,14 @@ class Excess(Objective):
         """Same as the wrapped objective: ⟨b, λ⟩ is linear."""
         return self.objective.strong_convexity(n)
 
-    def curvature(self, weights: ArrayLike) -> float:
+    def curvature(self, weights: Vector) -> float:
         """Same as the wrapped objective."""
         return self.objective.curvature(weights)
 
-    def start(self, losses: ArrayLike) -> Vector:
+    def start(self, losses: Vector) -> Vector:
         """Return λ⁰ for the excess losses."""
-        found = np.asarray(losses)
-        return self.objective.start(found - self.levels(len(found)))
+        return self.objective.start(losses - self.levels(len(losses)))
 
-    def check(self, losses: ArrayLike, names: Sequence[str]) -> None:
+    def check(self, losses: Vector, names: Sequence[object]) -> None:
         """Refuse excess losses that the objective is not defined for."""
-        found = np.asarray(losses)
-        self.objective.check(found - self.levels(len(found)), names)
+        self.objective.check(losses - self.levels(len(losses)), names)

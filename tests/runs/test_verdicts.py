@@ -75,7 +75,6 @@ def with_columns(found, **columns):
 
 
 BASE = table(5, 60, alike)
-HOLES = np.random.default_rng(3).random(300) < 0.7
 CASES = {
     "random labels": (table(5, 60, lambda r, X, i: drawn(r, 0 * i)), {"constant"}, ""),
     "random numbers": (table(5, 60, lambda r, X, i: r.normal(size=len(i))), {"constant"}, ""),

@@ -199,7 +199,7 @@ def _follow(
             done = DeployedRun(file.folder).rounds()
             screen.say(f"Stopped after round {done}; the same command goes on from there.")
             raise typer.Exit(INTERRUPTED) from None
-    if screen.last:
+    if screen.done:
         screen.say(screen.last)
     code = NOT_DONE.get(outcome.status, 0)
     if not code:

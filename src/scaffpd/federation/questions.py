@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -441,4 +441,4 @@ class Scores(Question):
         parts = loss, right if self.accuracy else right * np.nan, count
         found = [torch.from_numpy(np.asarray(part, dtype=np.float64)) for part in parts]
         pairs = zip(self.scalars, found, strict=True)
-        return Reply({name: partial(torch.clone, part) for name, part in pairs})
+        return Reply({name: part.clone for name, part in pairs})

@@ -145,8 +145,7 @@ class PersonSums(LinearSums):
     def gradients(self, at: Tensor) -> Tensor:
         """Return the clipped sums, (N, d), in units, at one x for all or every client's own u_i."""
         r = self.loss.residual(self._predictions(at), self.rows.y)
-        each = torch.nan_to_num(self._by_person(r * self.rows.A).double(), posinf=0.0, neginf=0.0)
-        return self._added(clipped(each, self.clips[0]))
+        return self._added(clipped(self._by_person(r * self.rows.A), self.clips[0]))
 
     def _by_person(self, rows: Tensor) -> Tensor:
         return rows.view(-1, self.periods, *rows.shape[1:]).sum(1)
@@ -171,7 +170,7 @@ class ModuleSums:
 
     def gradients(self, at: Tensor) -> Tensor:
         """Return the clipped sums, (N, d), in units, at one x for all or every client's own u_i."""
-        return self._sums(grad(self._one), at, self._clipped)
+        return self._sums(grad(self._one), at, lambda each: clipped(each, self.clips[0]))
 
     def only(self, clients: list[int]) -> ModuleSums:
         """Select the samples of some clients."""
@@ -182,7 +181,7 @@ class ModuleSums:
         return self.oracle.function.loss(output, y[None]).squeeze()
 
     def _sums(
-        self, one: Callable[..., Tensor], at: Tensor, clipped: Callable[[Tensor], Tensor]
+        self, one: Callable[..., Tensor], at: Tensor, units: Callable[[Tensor], Tensor]
     ) -> Tensor:
         """Add up what every record counts, client by client and some records at a time."""
         points = at.detach().expand(len(self.oracle.names), at.shape[-1])
@@ -190,12 +189,9 @@ class ModuleSums:
         totals = []
         for x, rows in zip(points, self.oracle.rows.each(), strict=True):
             pieces = zip(*(torch.split(part, size) for part in rows), strict=True)
-            sums = [clipped(_each(one, x, X, y)).sum(0) for X, y in pieces]
+            sums = [units(_each(one, x, X, y)).sum(0) for X, y in pieces]
             totals.append(torch.stack(sums).sum(0))
         return torch.stack(totals)
-
-    def _clipped(self, each: Tensor) -> Tensor:
-        return clipped(each, self.clips[0])
 
 
 ClippedSums = LinearSums | ModuleSums

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -39,6 +39,7 @@ MOST_LABELS = 12  # that are named among the settings
 OVER = (CONSTANT, ALONE, AVERAGE)  # what gains are over
 Cell = str | int | float | bool | None
 Row = dict[str, Cell]
+NOTHING_SCORED = HeldOutScores()
 
 
 def record(
@@ -52,7 +53,7 @@ def record(
     reading: TableReading | None = None,
     path: PathRecord | None = None,
     joining: Joining | str = "",
-    scored: HeldOutScores | None = None,
+    scored: HeldOutScores = NOTHING_SCORED,
     effects: CoefficientTable | None = None,
 ) -> RunRecord:
     """Make the record of a run; `joining` is what that brings, or why it is not known."""
@@ -60,7 +61,6 @@ def record(
     if isinstance(joining, Joining):
         measured = joining_record(joining).model_copy(update={"loss": prepared.model.loss})
     caution = "" if isinstance(joining, Joining) else joining
-    measures: dict[str, Any] = {} if scored is None else vars(scored)
     return RunRecord(
         kind=kind,
         title=title,
@@ -79,7 +79,7 @@ def record(
         path=path,
         privacy=_privacy(models),
         joining=measured,
-        **measures,
+        **vars(scored),
         effects=_effects(effects, prepared) if effects else [],
         between_share=effects.share if effects else None,
         settings=_settings(prepared),

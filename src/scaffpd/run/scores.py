@@ -24,7 +24,7 @@ from scaffpd.run.record import EVERYONE, BinRow, CoefficientRow, ScoreRow
 from scaffpd.run.settings.model_file import answers
 from scaffpd.run.settings.run import RunConfig
 from scaffpd.run.survival import survival_rows
-from scaffpd.run.train import Trained
+from scaffpd.run.train import MOST_NUMBERS, Trained
 from scaffpd.study.coefficients import CoefficientTable, coefficients, level_contrast
 from scaffpd.study.gains import PERSONAL
 from scaffpd.training.cohort import Cohort
@@ -33,9 +33,7 @@ from scaffpd.training.metrics import CONFIDENCE
 # the most bins of a reliability table, and the fewest rows in each
 BINS = 10
 PER_BIN = 30
-# columns, and rows × columns, up to which effects are estimated
-MOST_EFFECTS = 300
-MOST_NUMBERS = 20_000_000
+MOST_EFFECTS = 300  # columns up to which effects are estimated
 MOST_POINTS = 3  # models of a path that have bins and coefficients
 Scores = dict[str, float | None]
 Matrix = NDArray[np.float64]

@@ -142,10 +142,12 @@ def trouble(kit: Path) -> str:
     try:
         with socket.create_connection((host, port), 5.0) as plain, context.wrap_socket(plain):
             return ""
-    except ssl.SSLCertVerificationError:
+    except ssl.SSLCertVerificationError as error:
         return (
-            f"The server at {host}:{port} has other certificates than this kit: they were renewed. "
-            f"Ask the coordinator for the new kit, replace {str(kit)!r} by it, and start again."
+            f"The server at {host}:{port} has other certificates than this kit "
+            f"({error.verify_message}): they were renewed, or a proxy or another server answers "
+            "there. If they were renewed, ask the coordinator for the new kit, replace "
+            f"{str(kit)!r} by it, and start again."
         )
     except ssl.SSLError:
         return ""

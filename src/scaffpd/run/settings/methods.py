@@ -36,7 +36,7 @@ def kind_of(algorithm: Algorithm) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def class_of(base: type, kind: object, folder: Path, what: str = "objective") -> Any:
+def class_of(base: type, kind: object, folder: Path, what: str) -> Any:
     """Return one of our algorithms or objectives by its name, or the user's own class."""
     known: Mapping[str, Any] = ALGORITHMS if base is Algorithm else OBJECTIVES
     if not isinstance(kind, str) or ":" not in kind:
