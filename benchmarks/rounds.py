@@ -219,7 +219,8 @@ def accelerated(rows: list[Row], method: str) -> str:
     without = numbers(rows, method, 0)
     with_it = numbers(rows, f"{method}, θ = 1", 0)
     solved = np.isfinite(without) | np.isfinite(with_it)
-    ratio = (with_it / without)[np.isfinite(without) & np.isfinite(with_it)]
+    both = np.isfinite(without) & np.isfinite(with_it)
+    ratio = with_it[both] / without[both]
     return (
         f"- {method} with the paper's extrapolation (θ = 1 in place of 0): fewer rounds on "
         f"{(with_it < without)[solved].sum()} of {solved.sum()} problems that either solves, by a "
