@@ -12,6 +12,7 @@ from mpmath import mp, mpf
 import scaffpd as sp
 from naive import Client, relative, unequal_clients
 from scaffpd.federation import LocalPlan
+from scaffpd.models import numerics
 from scaffpd.models.local_steps import local_gain
 from scaffpd.models.quadratic import QuadraticOracle
 
@@ -196,3 +197,28 @@ def test_features_whose_squares_underflow_do_no_harm():
             cohort.local_updates(x, at, x + 1, LocalPlan(1000, scale=1e-3)).sum(weights).numpy()
         )
     np.testing.assert_allclose(moves[0], moves[1], rtol=1e-4)
+
+
+def test_bounds_cover_an_error_of_the_compressed_rows(monkeypatch):
+    """A factor that is off by all that its noise allows, in the direction in which x shows it."""
+    random = np.random.default_rng(0)
+    x = random.standard_normal(6)
+    data = [(random.standard_normal((3000, 6)) * 30, random.standard_normal(3000)) for _ in "ab"]
+    model = sp.Linear("squared", l2=0.1)
+    truth = sp.Cohort(data, model).gradients(torch.tensor(x))
+    for eta in (1e-3, 1e-6):
+
+        def worst(rows, eta=eta):
+            gram = rows.mT @ rows
+            b = gram.diagonal(dim1=1, dim2=2).sqrt() * torch.tensor(np.sign([*x, -1.0]))
+            factor = torch.linalg.cholesky(gram + eta * b[:, :, None] * b[:, None]).mT
+            return factor, torch.full((len(gram),), 1.001 * eta, dtype=torch.float64)
+
+        monkeypatch.setattr(numerics, "triangle_of", worst)
+        at = sp.Cohort(data, model).gradients(torch.tensor(x))
+        off = np.abs(at.losses - truth.losses)
+        assert np.all(off <= at.rounding[0])
+        assert np.all(off > at.rounding[0] / 20)  # and are no looser than lengths make them
+        moved = (at.each() - truth.each()).norm(dim=1).numpy()
+        assert np.all(moved <= at.rounding[1])
+        assert np.all(moved > at.rounding[1] / 20)
