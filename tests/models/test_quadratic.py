@@ -12,7 +12,7 @@ from mpmath import mp, mpf
 import scaffpd as sp
 from naive import Client, relative, unequal_clients
 from scaffpd.federation import LocalPlan
-from scaffpd.models import numerics
+from scaffpd.models import numerics, quadratic
 from scaffpd.models.local_steps import local_gain
 from scaffpd.models.quadratic import QuadraticOracle
 
@@ -222,3 +222,11 @@ def test_bounds_cover_an_error_of_the_compressed_rows(monkeypatch):
         moved = (at.each() - truth.each()).norm(dim=1).numpy()
         assert np.all(moved <= at.rounding[1])
         assert np.all(moved > at.rounding[1] / 20)
+
+
+def test_rows_are_made_orthogonal_in_pieces(monkeypatch):
+    A = torch.randn(2, 50, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    monkeypatch.setattr(quadratic, "PIECE", 24)  # rows of three at a time
+    rows = quadratic.orthogonal_rows(A)
+    torch.testing.assert_close(rows.mT @ rows, A.mT @ A)
+    torch.testing.assert_close(torch.tril(rows @ rows.mT, -1), torch.zeros(2, 4, 4).double())

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cases.refusals import refuses
+from scaffpd.secure.aggregation import check_weightings, colluding_of, most_weightings
 from scaffpd.secure.keys import Card, Identity, Masks
 from scaffpd.secure.ring import Places, add, narrow, negative, wide
 
@@ -132,3 +133,13 @@ def test_keys_are_stored_for_their_owner_and_read_back(tmp_path):
     for wrong in ("", "zz", "00" * 63, None):
         with refuses("key-unreadable"):
             Card.of(wrong)
+
+
+@pytest.mark.parametrize("n", [3, 4, 5, 12, 40])
+def test_two_weightings_are_the_most_that_many_silos_allow(n):
+    for t in {colluding_of(n), 1, n - 2}:
+        most = most_weightings(n, t)
+        assert most == (1 if t == n - 2 else 2)
+        check_weightings(most, n, t)
+        with refuses("too-many-weightings"):
+            check_weightings(most + 1, n, t)
