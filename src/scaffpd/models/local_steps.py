@@ -213,10 +213,8 @@ class SampleSteps:
         if loop is None:
             A, y = self.rows.of(block)
             y = self.loss.dense(y, self.outputs, A.dtype).mT
-            more = self._padding(block)
-            K = pad(-torch.bmm(A, A.mT), (0, more, 0, more))
-            parts = in_layout(K, block), in_layout(pad(y, (0, more)), block)
-            loop = GraphReplay(partial(_sample_loop, self.loss, *parts))
+            K = self._padded(-torch.bmm(A, A.mT), block, axes=2)
+            loop = GraphReplay(partial(_sample_loop, self.loss, K, self._padded(y, block)))
             if stores_inner_products(self.rows):
                 self.loops[number] = loop
         return loop
@@ -248,9 +246,10 @@ class SampleSteps:
                 else:
                     places = drawn.rows - rows.layout.starts[who, None, None]
                     weight = counted(places, rates[who, 0] * drawn.weight, m)
-                p = rates.new_zeros(last - first, len(who), 1, 1)
                 if faded or push is not None:
                     p = shares(rates[who], keep[who], first, last)
+                else:  # nothing goes by it
+                    p = rates.new_zeros(last - first, len(who), 1, 1)
                 fade = 1 - faded * p if faded else p.new_ones(len(p))
                 R = self._loop(number, block)(R, Z, P, r, weight, p, fade, keep[who])
             block.put(out, R.mT)
@@ -265,14 +264,15 @@ class SampleSteps:
             return block.weight.new_zeros(())
         if values.ndim == 2:
             values = block.of(values)
-        return in_layout(pad(values.mT, (0, self._padding(block))), block)
+        return self._padded(values.mT, block)
 
-    def _padding(self, block: PaddedBlock) -> int:
-        """Return how many samples to add to fill registers: a softmax is slow on what is left."""
+    def _padded(self, values: Tensor, block: PaddedBlock, axes: int = 1) -> Tensor:
+        """Store numbers of samples, filled up to whole registers: a softmax is slow on the rest."""
         m = block.rows.shape[1]
         lanes = REGISTER // self.rows.A.element_size()
-        many = self.outputs > 1 and m > FEW and 2 * m >= lanes
-        return -m % lanes if many and not self.rows.A.is_cuda else 0
+        if self.outputs > 1 and not values.is_cuda and m > FEW and 2 * m >= lanes:
+            values = pad(values, (0, -m % lanes) * axes)
+        return in_layout(values, block)
 
 
 def in_layout(values: Tensor, block: PaddedBlock) -> Tensor:
@@ -382,14 +382,17 @@ class FeatureSteps:
         c = problem.c.expand(n, features, k).mT
         keep = problem.keep
 
+        def push(who: Tensor) -> Tensor:
+            # One output is a transposed column, whose strides cost a product six times its time;
+            # `contiguous` leaves them.
+            return (problem.rates[who] * c[who]).clone(memory_format=torch.contiguous_format)
+
         def full(block: PaddedBlock) -> None:
             who = block.clients
-            push = (problem.rates[who] * c[who]).contiguous()
-            out[who] = self._full(problem, block, push, keep[who])
+            out[who] = self._full(problem, block, push(who), keep[who])
 
         def minibatches(who: Tensor) -> None:
-            push = (problem.rates[who] * c[who]).contiguous()
-            out[who] = self._minibatches(problem, who, push, keep[who])
+            out[who] = self._minibatches(problem, who, push(who), keep[who])
 
         b = problem.plan.batch_size
         if b is None:
@@ -410,9 +413,7 @@ class FeatureSteps:
         y = self.loss.dense(y, z.shape[1], A.dtype).mT
         weight = (problem.rates[block.clients, 0] * block.weight)[:, None]
         products = Products(A, z.shape[1])
-        # The first step: nothing has changed at d = 0. With one output `push` is a transposed
-        # column, whose strides would cost a product six times its time.
-        D = push.clone(memory_format=torch.contiguous_format)
+        D = push.clone()  # the first step: nothing has changed at d = 0
         for _ in range(1, problem.plan.steps):
             ahead = torch.sub(z, products.along(D), out=products.out)
             change = self.loss.across(ahead, y).sub_(r).mul_(weight)
@@ -425,7 +426,7 @@ class FeatureSteps:
         rows = self.rows
         k = problem.z.shape[1]
         b = problem.plan.batch_size or 0
-        D = push.new_zeros(push.shape)
+        D = torch.zeros_like(push)
         for first, last, drawn in problem.slabs(who, b * (2 * k + 4)):
             assert drawn is not None
             numbers = drawn.rows.transpose(0, 1).reshape(last - first, len(who) * b)

@@ -169,15 +169,15 @@ def _survival(
 ) -> dict[float, Matrix]:
     """Return a time, and every row's chance to survive it by its client's own baseline."""
     known = {
-        name: (own["hazard"], own["horizon"] or 0.0)
-        for name, own in ((name, row.values) for name, row in rows.items())
-        if own.get("hazard") is not None
+        name: (hazard, row.values["horizon"] or 0.0)
+        for name, row in rows.items()
+        if (hazard := row.values.get("hazard")) is not None
     }
     if not known:
         return {}
-    hazard = np.array([known.get(name, (np.nan, 0))[0] for name in clients], dtype=np.float64)
+    hazards = np.array([known.get(name, (np.nan, 0))[0] for name in clients], dtype=np.float64)
     with np.errstate(over="ignore"):
-        chance = np.exp(-hazard * np.exp(np.array(risks, dtype=np.float64)))
+        chance = np.exp(-hazards * np.exp(np.array(risks, dtype=np.float64)))
     return {next(iter(known.values()))[1]: chance}
 
 
