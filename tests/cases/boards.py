@@ -18,6 +18,16 @@ AGREEMENT = bytes(range(32))
 Card.signed = lru_cache(2**14)(Card.signed)
 
 
+class Everything:
+    """What sessions may post that no agreement is behind."""
+
+    def __contains__(self, part):
+        return True
+
+
+ALL = {"announced": Everything()}
+
+
 class GoneError(Exception):
     """Another silo has ended early."""
 
@@ -71,10 +81,11 @@ def sessions(names, tamper=None, identities=None, onlooker=True, **options):
     identities = identities or {name: Identity() for name in names}
     cards = {name: identities[name].card for name in names}
     made = {
-        name: Session(board.link(name), cards, AGREEMENT, name, identities[name]) for name in names
+        name: Session(board.link(name), cards, AGREEMENT, name, identities[name], **ALL)
+        for name in names
     }
     if onlooker:
-        made[""] = Session(board.link(""), cards, AGREEMENT)
+        made[""] = Session(board.link(""), cards, AGREEMENT, **ALL)
     return made, board
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from scaffpd.algorithms.base import (
     GRADIENTS,
     LOSSES,
+    NORMS,
     STEPS,
     UPDATES,
     LocalMethod,
@@ -53,12 +54,16 @@ class DualMethod(LocalMethod[DualState]):
         dual_rate: γ of the step for λ; `None` for an automatic one.
     """
 
-    questions: ClassVar[frozenset[str]] = frozenset({GRADIENTS, LOSSES, UPDATES})
+    questions: ClassVar[frozenset[str]] = frozenset({GRADIENTS, NORMS, LOSSES, UPDATES})
     knobs: ClassVar[tuple[str, ...]] = ("local_rate", "dual_rate")
 
     objective: Objective
     server_rate: float
     dual_rate: float | None
+
+    def asks(self, convex: bool = True) -> frozenset[str]:
+        """Leave out gradients where the dual rate is given."""
+        return self.questions - (frozenset() if self.dual_rate is None else {GRADIENTS, NORMS})
 
     def automatic(self, federation: Federation) -> dict[str, float]:
         """Return the rates that are used where none are given."""

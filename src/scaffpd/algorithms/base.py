@@ -18,7 +18,7 @@ from typing_extensions import TypeVar
 
 from scaffpd.errors import InputError, count, positive, unknown
 from scaffpd.federation import Federation, LocalPlan, Vector
-from scaffpd.federation.own_weights import OwnSums
+from scaffpd.federation.own_weights import OwnSums, OwnWeights
 from scaffpd.federation.plans import ReleaseCounts
 from scaffpd.federation.questions import (
     Curvature,
@@ -28,6 +28,7 @@ from scaffpd.federation.questions import (
     LocalSteps,
     Losses,
     ProximalSteps,
+    Stored,
 )
 from scaffpd.objectives.base import Objective
 
@@ -44,8 +45,12 @@ PROXIMAL = ProximalSteps.kind
 CURVATURE = Curvature.kind
 DIAGONAL = Diagonal.kind
 HESSIAN = Hessian.kind
+OWN_WEIGHTS = OwnWeights.kind
 OWN_SUMS = OwnSums.kind
-SIZES = "sizes"  # ‖d_i‖², where vectors are masked
+STORED = Stored.kind
+NORMS = f"{GRADIENTS} norm"  # ‖c_i‖²
+SIZES = f"{UPDATES} norm"  # ‖d_i‖²
+SNAPSHOT = f"{UPDATES} snapshot"
 
 # What an algorithm may need of a federation (`Algorithm.needs`).
 CONVEX = "losses that are known to be convex"
@@ -100,7 +105,8 @@ class Algorithm(Generic[S]):
 
     Attributes:
         published: its name in tables and for `compare`, which leaves out those without one.
-        questions: what it asks of clients, such as `{GRADIENTS, UPDATES}`; silos answer no other.
+        questions: what it may ask of clients, such as `{GRADIENTS, UPDATES}`; silos answer
+            no other.
         needs: what it needs of a federation besides, such as `{CONVEX, VECTORS}`.
         asks_losses: whether it asks for all losses that it needs, and runs without scores.
         proves: whether it can certify its result.
@@ -125,6 +131,10 @@ class Algorithm(Generic[S]):
     def positive(self) -> bool:
         """Whether losses must not fall below zero."""
         return bool(getattr(getattr(self, "objective", None), "positive", False))
+
+    def asks(self, convex: bool = True) -> frozenset[str]:
+        """Return which of its `questions` it asks with its settings, about convex losses or not."""
+        return self.questions
 
     def choice(self, federation: Federation) -> Algorithm:
         """Return the algorithm to run on this federation: itself, unless it stands for several."""

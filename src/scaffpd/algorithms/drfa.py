@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.algorithms.afl import DualMethod, DualState
-from scaffpd.algorithms.base import CLIENTS, check_participation, moved
+from scaffpd.algorithms.base import CLIENTS, SNAPSHOT, check_participation, moved
 from scaffpd.algorithms.minimax import dual_step
 from scaffpd.federation import Federation, Vector
 from scaffpd.objectives import Agnostic
@@ -49,6 +49,7 @@ class DRFA(DualMethod):
     """
 
     published: ClassVar[str] = "DRFA"
+    questions: ClassVar[frozenset[str]] = DualMethod.questions | {SNAPSHOT}
 
     objective: Objective = field(default_factory=Agnostic)
     server_rate: float = field(default=1.0, kw_only=True)

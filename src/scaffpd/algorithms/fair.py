@@ -60,6 +60,10 @@ class Fair(Algorithm):
     local_steps: int | None = None
     batch_size: int | None = None
 
+    def asks(self, convex: bool = True) -> frozenset[str]:
+        """Return what Scaff-PD asks, which is the choice across organisations."""
+        return ScaffPD(self.objective, self.local_steps or STEPS, self.batch_size).asks(convex)
+
     def choice(self, federation: Federation) -> Algorithm:
         """Return the method for this federation."""
         known = federation.constants()

@@ -44,7 +44,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scaffpd.algorithms.base import CONVEX, EXACT, OWN_SUMS
+from scaffpd.algorithms.base import CONVEX, EXACT, OWN_SUMS, OWN_WEIGHTS
 from scaffpd.algorithms.minimax import MinimaxMethod, MinimaxState, length, shrinkage
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, Vector
@@ -124,7 +124,7 @@ class MinimaxSums(MinimaxMethod[MinimaxSumsState]):
         objective: (Λ, ψ) that separates: `ChiSquare`, `Tilted`, `Average`, `QFair` or `Nash`.
     """
 
-    questions: ClassVar[frozenset[str]] = frozenset({OWN_SUMS})
+    questions: ClassVar[frozenset[str]] = frozenset({OWN_WEIGHTS, OWN_SUMS})
     needs: ClassVar[frozenset[str]] = frozenset({CONVEX, EXACT})
     asks_losses: ClassVar[bool] = True
 

@@ -38,9 +38,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scaffpd.algorithms.base import GRADIENTS, LOSSES, UPDATES
+from scaffpd.algorithms.base import GRADIENTS, LOSSES, NORMS, STORED, UPDATES
 from scaffpd.algorithms.minimax import MinimaxMethod, MinimaxState, dual_step
-from scaffpd.algorithms.steps import Auto, Nonconvex, StepRule
+from scaffpd.algorithms.steps import Auto, Nonconvex, StepRule, Theory
 from scaffpd.algorithms.steps.nonconvex import NonconvexState
 from scaffpd.algorithms.steps.rules import Rates, StepProblem, Trial
 from scaffpd.errors import InputError
@@ -99,7 +99,7 @@ class ScaffPD(MinimaxMethod[ScaffPDState]):
     """
 
     published: ClassVar[str] = "Scaff-PD"
-    questions: ClassVar[frozenset[str]] = frozenset({GRADIENTS, LOSSES, UPDATES})
+    questions: ClassVar[frozenset[str]] = frozenset({GRADIENTS, NORMS, LOSSES, UPDATES, STORED})
     asks_losses: ClassVar[bool] = True
 
     local_steps: int = 100
@@ -127,6 +127,13 @@ class ScaffPD(MinimaxMethod[ScaffPDState]):
     def exact(self) -> bool:
         """Return whether losses and gradients are over all samples, as a certificate needs."""
         return self.batch_size is None or self.full_gradients
+
+    def asks(self, convex: bool = True) -> frozenset[str]:
+        """Leave out what only networks, `Theory` or several local steps ask for."""
+        asked = {GRADIENTS} | ({NORMS} if isinstance(self.steps, Theory) else set())
+        asked |= {UPDATES} if self.local_steps > 1 or self.batch_size is not None else set()
+        networks = isinstance(self.steps, Auto) and not convex
+        return frozenset(asked | ({LOSSES, UPDATES, STORED} if networks else set()))
 
     def releases(self, rounds: int) -> ReleaseCounts:
         """Count a point a round, and J local steps; the first of them is c_i if that is exact."""

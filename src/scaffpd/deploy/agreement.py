@@ -16,21 +16,15 @@ from functools import cached_property
 from pathlib import Path
 
 from scaffpd import __version__
-from scaffpd.algorithms.base import (
-    GRADIENTS,
-    LOSSES,
-    OWN_SUMS,
-    SIZES,
-    UPDATES,
-)
+from scaffpd.algorithms.base import OWN_SUMS
 from scaffpd.data.tabular.agree import width
+from scaffpd.deploy.announcing import phases
 from scaffpd.deploy.messages import PROTOCOL, Json
 from scaffpd.deploy.transcript import NEAR, close_values
 from scaffpd.errors import InputError
 from scaffpd.federation.own_weights import LEAST
 from scaffpd.fields import validated
 from scaffpd.models import Linear
-from scaffpd.models.linear import AUTO
 from scaffpd.privacy import Private
 from scaffpd.privacy.counts import MOST, CountNoise, spent_on_counts
 from scaffpd.run.settings.federation import FederationTerms
@@ -49,16 +43,6 @@ CHANGED = (
     "If rows of a single silo have changed since an earlier run, everybody can compute what the "
     "change adds to its gradient at the model's own start: the difference of two sums."
 )
-CLEAR = {  # what a method's questions reveal of every silo, as they are
-    GRADIENTS: "your loss at every point that the method visits",
-    LOSSES: "your loss at every point that the method visits",
-    SIZES: "the length of your update in every round",
-}
-SUMMED = {  # and in sums over all silos
-    GRADIENTS: "the weighted sum of gradients",
-    UPDATES: "the weighted sum of local updates",
-    OWN_SUMS: "losses, weights, gradients and Hessians, with weights that only silos know",
-}
 
 
 @dataclass(frozen=True)
@@ -258,38 +242,32 @@ def _noise(terms: FederationTerms) -> Json:
 
 
 def leaves(terms: FederationTerms) -> list[str]:
-    """List what leaves a silo, and who learns what: nothing else does."""
+    """List what leaves a silo, from the questions of all steps, and who learns what."""
     n = len(terms.silos)
     t = colluding_of(n, terms.colluding)
-    kinds = terms.method.questions
     private = terms.privacy
-    clear = sorted({CLEAR[kind] for kind in kinds if kind in CLEAR})
-    if not terms.method.asks_losses:
-        clear = sorted({*clear, "your loss after every round"})
     noisy = "" if private is None else ", with noise"
-    shown = "yes" if clear else "no, but for the scores at the end"
-    lines = [f"Losses in the clear: {shown}.", *_prepared(terms)]
-    summed = sorted({SUMMED[kind] for kind in kinds if kind in SUMMED})
+    found = phases(terms)
+    losses = any(one.part == "loss" for phase in found[:-1] for one in phase.shown)
+    shown = "yes" if losses else "no, but for the scores at the end" if private is None else "no"
+    lines = [f"Losses in the clear: {shown}."]
+    for when, parts in found:
+        for one_by_one, who in ((False, f"Summed over all silos{noisy}"), (True, "To all, yours")):
+            words = dict.fromkeys(one.words for one in parts if one.each == one_by_one)
+            lines += [f"{who}, {when}: {'; '.join(words)}."] if words else []
     lines.append(
-        f"Summed over all silos{noisy}: {', '.join(summed)}; at one point with at most "
-        f"{most_weightings(n, t)} weightings, in {terms.rounds} rounds at most. Each of the other "
-        f"{n - 1} learns the sum over {n - 1} silos; {t} of them together that over {n - t}."
+        f"At one point there are at most {most_weightings(n, t)} weightings, in {terms.rounds} "
+        f"rounds at most. Each of the other {n - 1} learns the sum over {n - 1} silos; {t} of them "
+        f"together that over {n - t}."
     )
-    if clear:
-        lines.append(f"In the clear{noisy}, to all: {'; '.join(clear)}.")
     lines.append(
         f"Everybody gets all masked vectors and adds them up: a model for which they are above "
         f"{LARGEST:,} bytes is refused."
     )
-    if private is None:
+    if private is not None:
         lines.append(
-            "In the clear, to all: how many rows you have and three numbers on how curved the loss "
-            "is; and at the end loss, score and number of your training and held-out rows."
-        )
-    else:
-        lines.append(
-            f"In the clear, to all: how many rows you have. All else costs at most ε = "
-            f"{private.epsilon:g} at δ = {private.delta:g}, over the whole run."
+            f"All that has noise costs at most ε = {private.epsilon:g} at δ = {private.delta:g}, "
+            "over the whole run."
         )
     if n - t < SAFE:
         lines.append(
@@ -305,42 +283,14 @@ def leaves(terms: FederationTerms) -> list[str]:
     return lines
 
 
-def _prepared(terms: FederationTerms) -> list[str]:
-    """List the sums over all silos that are made before training."""
-    lines = []
-    if terms.curved:
-        whose = ", and of how many silos," if terms.privacy is None else ", with noise,"
-        lines.append(
-            f"how many rows{whose} lie between given numbers, column by column; where there are "
-            "many, between finer ones"
-        )
-    if isinstance(terms.columns, dict) and not terms.encoding().get("declared"):
-        lines.append(
-            "of every column, how many rows have a value, their sum, and the sum of squared "
-            "distances from the mean"
-        )
-    auto = AUTO in (terms.model.l2, terms.model.kappa) and terms.privacy is None
-    if terms.model.network is None and (terms.paired or auto):
-        lines.append(
-            "for strengths by evidence, minima, gradients and Hessians of your loss with a pull to "
-            "a shared point, and squared distances from it"
-        )
-    if terms.paired:
-        lines.append(
-            "of every two columns, first and second derivatives of your rows' losses in cells "
-            "between thresholds"
-        )
-    return [f"Summed over all silos: {line}." for line in lines]
-
-
-def check_size(numbers: int, members: int, instead: str = "") -> None:
+def check_size(numbers: int, members: int) -> None:
     """Refuse exchanges that are too large for all vectors to go to all silos."""
     size = BYTES * numbers * members
     if size > LARGEST:
         raise InputError(
             "model-too-large",
             f"An exchange of {numbers:,} numbers with {members} silos takes {size:,} bytes to "
-            f"every silo, more than {LARGEST:,}: use a smaller model{instead}. Nobody takes a sum "
+            f"every silo, more than {LARGEST:,}: use a smaller model. Nobody takes a sum "
             "on trust.",
         )
 

@@ -1,7 +1,7 @@
 r"""What every silo runs, and the coordinator without rows: one agreed run, from epoch to model.
 
 epoch       keys, commitments to rows, and the last state that all can go on from
-columns     curves, scale, pairs and strengths, by masked sums (`preparing`)
+columns     curves, scale, pairs and strengths, by masked sums (`scaffpd.pipeline.columns`)
 training    `train(method, replica)`; every round ends in a state that all have
 scores      of the last point, in the clear
 confirm     everybody has seen the same: only now a model is written
@@ -19,22 +19,25 @@ from pathlib import Path
 import numpy as np
 
 from scaffpd.deploy.agreement import Agreement
+from scaffpd.deploy.announcing import Spendings, announced
 from scaffpd.deploy.deployed_run import read_json
 from scaffpd.deploy.messages import Json
-from scaffpd.deploy.preparing import Preparing
 from scaffpd.deploy.rows import SiloRows
+from scaffpd.deploy.sites import SiloSites
 from scaffpd.deploy.transcript import STATE, Session, Tampered
 from scaffpd.errors import InputError
 from scaffpd.federation import ClientScores, Federation
 from scaffpd.files import write_file
+from scaffpd.models import Linear, Personal
+from scaffpd.models.personal import base_of
+from scaffpd.pipeline.columns import Problem, agreed, problem
+from scaffpd.pipeline.sites import NamedModel
 from scaffpd.run.settings.federation import FederationTerms
-from scaffpd.run.settings.model_file import Setup
-from scaffpd.training.cohort import Cohort
+from scaffpd.run.settings.model_file import Setup, finite
 from scaffpd.training.history import Checkpoint
 from scaffpd.training.loop import Result, RoundInfo, train
 
 KEPT = 2  # states: a silo may be one round ahead of another
-SCORES = 6  # loss, accuracy and number of training and of held-out rows
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,7 @@ def take_part(
 ) -> Finished:
     """Run the agreement to its end; `coordinator` are states, `rows` are `None` at an onlooker."""
     session.tolerance = terms.method.tolerance
+    session.announced = announced(terms)
     private = terms.privacy is not None  # then no hash of rows leaves: it would confirm a guess
     own = None if rows is None else rows.commitment()
     facts = session.open({"rows": None if private else own, "states": states.known()})
@@ -118,7 +122,10 @@ def take_part(
     session.propose(STATE, {"state": before}, {})
     session.journal.begin()
     about = hashlib.sha256(agreement.digest + repr(sorted(commitments.items())).encode())
-    ready = Preparing(session, agreement, terms, rows, about.hexdigest()).run()
+    sites = SiloSites(session, agreement, terms, rows, about.hexdigest())
+    plan = terms.plan()
+    encoding = agreed(terms.encoding(), sites, plan)
+    ready = problem(encoding, sites, plan.model(encoding.schema))
 
     def ended(info: RoundInfo) -> None:
         states.note(info.rounds, session.digest)
@@ -136,10 +143,10 @@ def take_part(
         checkpoint=Checkpoint(states.checkpoint, every=1),
         callbacks=[ended],
     )
-    scores = _scores(session, terms, ready.cohort, result)
-    spent = _spent(session, ready.cohort) if terms.privacy is not None else {}
+    scores = {} if private else _scores(ready.federation, result)
+    spent = _spent(session, ready.federation) if private else {}
     session.confirm()
-    return Finished(result, ready.setup, scores, spent)
+    return Finished(result, _setup(terms, agreement, ready), scores, spent)
 
 
 def _states(fact: Json) -> list[list[object]]:
@@ -149,33 +156,28 @@ def _states(fact: Json) -> list[list[object]]:
     return given
 
 
-def _scores(
-    session: Session, terms: FederationTerms, cohort: Cohort | None, result: Result
-) -> dict[str, ClientScores]:
-    """Exchange scores of the last point; none with noise."""
-    if terms.privacy is not None:
-        return {}
-    own = np.zeros(SCORES)
-    if cohort is not None:
-        for place, split in enumerate(("train", "test")):
-            if split == "train" or cohort.tested:
-                found = cohort.evaluate(result.x, split)
-                three = found.loss[0], found.accuracy[0], found.counts[0]
-                own[3 * place : 3 * place + 3] = three
-    table = session.clear("scores", own)
-    scores = {}
-    for place, split in enumerate(("train", "test")):
-        loss, accuracy, counts = table[:, 3 * place : 3 * place + 3].T
-        if counts.any():
-            there = np.where(counts > 0, 1.0, np.nan)
-            scores[split] = ClientScores(
-                session.names, loss * there, accuracy * there, counts.astype(np.int64)
-            )
-    return scores
+def _setup(terms: FederationTerms, agreement: Agreement, ready: Problem) -> Setup:
+    """Describe what the parameters expect of a row."""
+    found = Setup(terms.linear(), *ready.encoding, dict(agreement.values["noise"]))
+    if isinstance(ready.model, NamedModel):
+        return found
+    base = base_of(ready.model)
+    assert isinstance(base, Linear)
+    changes: Json = {"l2": base.l2}
+    if isinstance(ready.model, Personal):
+        changes["strength"] = ready.model.strength
+    lists = {name: finite(own) for name, own in changes.items() if isinstance(own, list)}
+    return found.with_model(**(changes | lists))
 
 
-def _spent(session: Session, cohort: Cohort | None) -> dict[str, float]:
+def _scores(federation: Federation, result: Result) -> dict[str, ClientScores]:
+    """Exchange scores of the last point, on training and on held-out rows."""
+    found = {split: federation.evaluate(result.x, split) for split in ("train", "test")}
+    return {split: own for split, own in found.items() if own.counts.any()}
+
+
+def _spent(session: Session, federation: Federation) -> dict[str, float]:
     """Exchange ε so far, which depends on the questions and not on the rows."""
-    private = None if cohort is None else cohort.privacy
+    private = federation.privacy
     own = np.array([0.0 if private is None else private.worst])
-    return dict(zip(session.names, session.clear("spent", own)[:, 0].tolist(), strict=True))
+    return dict(zip(session.names, session.clear(Spendings.shows, own)[:, 0].tolist(), strict=True))

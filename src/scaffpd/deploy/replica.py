@@ -25,7 +25,7 @@ from torch import Tensor
 from scaffpd.deploy.messages import Array, Json, JsonMapping
 from scaffpd.deploy.transcript import END, NEAR, Session
 from scaffpd.errors import InputError
-from scaffpd.federation import Channel, Constants, Federation, PrivacyAccount, Vector
+from scaffpd.federation import Constants, Federation, PrivacyAccount, Vector
 from scaffpd.federation.answers import ClientSelection
 from scaffpd.federation.modes import ModesAt
 from scaffpd.federation.own_weights import OwnSums, OwnWeights
@@ -33,9 +33,12 @@ from scaffpd.federation.plans import LocalPlan, ProximalPlan, Strength
 from scaffpd.federation.questions import (
     GradientsAt,
     LocalSteps,
+    LossFacts,
     Question,
     Reply,
+    Scores,
     SharedSum,
+    Stored,
     Vectors,
 )
 from scaffpd.models.point import Ridge
@@ -44,8 +47,9 @@ from scaffpd.privacy.noise import digest
 from scaffpd.privacy.oracle import SumTerms
 from scaffpd.secure.aggregation import check_weightings, most_weightings
 from scaffpd.secure.ring import Places
+from scaffpd.training.cohort import LocalChannel
 
-FACTS = ("smoothness", "strong_convexity", "steepest", "samples", "convex", "quadratic", "noisy")
+FACTS = LossFacts.scalars
 SHARED = "shared noise"
 DIGITS = 12  # of weights: others are the same weighting
 
@@ -100,6 +104,8 @@ class AskedQuestion:
         question = self.question
         if self.channel.rows is None or self.place is None:
             return None
+        if isinstance(question, Scores) and question.split == "test" and not self.channel.tested:
+            return None  # nothing is held out here
         own = slice(self.place, self.place + 1)
         if isinstance(question, LocalSteps) and isinstance(question.at, Tensor):
             question = replace(question, at=question.at[own])
@@ -112,13 +118,14 @@ class AskedQuestion:
     def numbers(self, wanted: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
         """Exchange the numbers that the question reveals of every silo, all at once."""
         sizes = [int(np.prod(shape)) for shape in wanted.values()]
+        shown = [self.question.named(name) for name in wanted]
         mine = np.zeros(sum(sizes))
         if self.own is not None:
             given = self.own.numbers
             mine = np.concatenate(
                 [given[name]()[0].double().cpu().numpy().ravel() for name in wanted]
             )
-        table = self.channel.session.clear(self.question.kind, mine)[self.chosen]
+        table = self.channel.session.clear(shown, mine)[self.chosen]
         parts = np.split(table, np.cumsum(sizes)[:-1], 1)
         return {
             name: torch.from_numpy(part.reshape(len(table), *shape))
@@ -139,7 +146,7 @@ class AskedQuestion:
             mine = np.zeros(1)
             if self.own is not None:
                 mine = self.own.vectors[part].norms().double().cpu().numpy()
-            table = self.channel.session.clear(f"norm {part}", mine)
+            table = self.channel.session.clear([self.question.named("norm")], mine)
             return torch.from_numpy(table[self.chosen, 0])
 
         return OwnVectors(_not_available, each, norms, shape, asked=self, part=part)
@@ -164,7 +171,7 @@ class ReplicaChannel:
 
     here = False
 
-    def __init__(self, session: Session, own: Channel | None, about: str) -> None:
+    def __init__(self, session: Session, own: LocalChannel | None, about: str) -> None:
         self.session = session
         self.rows = own
         self.names = session.names
@@ -188,6 +195,11 @@ class ReplicaChannel:
     def account(self) -> PrivacyAccount | None:
         """Account of this silo's releases, if it is private."""
         return None if self.rows is None else self.rows.account
+
+    @property
+    def tested(self) -> bool:
+        """Whether this silo has held-out rows."""
+        return self.rows is not None and self.rows.tested
 
     def start(self) -> Tensor:
         """Return x⁰, the model's own."""
@@ -235,7 +247,8 @@ class ReplicaChannel:
                 own = np.array([float(np.ravel(getattr(known, name))[0]) for name in FACTS])
                 public = {"ridge": np.zeros(0) if known.ridge is None else known.ridge}
             ridge = self._public("constants", public)["ridge"]
-            table = dict(zip(FACTS, self.session.clear("constants", own).T, strict=True))
+            posted = self.session.clear(LossFacts.shows, own)
+            table = dict(zip(FACTS, posted.T, strict=True))
             self._constants = Constants(
                 table["smoothness"],
                 table["strong_convexity"],
@@ -253,11 +266,9 @@ class ReplicaChannel:
         asked = AskedQuestion(self, question, chosen)
         shapes = question.shapes(len(self._start))
         vectors = {
-            part: asked.vectors(part, shapes.pop(part))
-            for part in question.vectors
-            if part in shapes
+            part: asked.vectors(part, shapes[part]) for part in question.vectors if part in shapes
         }
-        wanted = dict[str, tuple[int, ...]](dict.fromkeys(question.scalars, ())) | shapes
+        wanted = question.revealed(len(self._start))
         numbers = asked.numbers(wanted) if wanted else {}
         return Reply({name: table.clone for name, table in numbers.items()}, vectors)
 
@@ -300,7 +311,9 @@ class ReplicaSums:
             if self.shared is not None and isinstance(question, GradientsAt):
                 ridge = self.shared.times(float(w.sum()) * question.x)
                 return self._shared(part, vectors.asked, w) + ridge
+            shown = question.named(part)
         else:  # stored at silos
+            shown = Stored.named(part)
             w = self.session.propose(part, {}, {"weights": np.array(weights)})[1]["weights"]
         shape = vectors.shape or tuple(asked.like.shape)
         own = np.zeros(int(np.prod(shape))) + self._own(vectors, asked, w)
@@ -309,7 +322,7 @@ class ReplicaSums:
         if upper is not None:  # half of a Hessian is enough
             own = own.reshape(shape)[upper]
         self._last = Places.usual(len(own), len(w))
-        total = self.session.total(part, own, self._last)
+        total = self.session.total(shown, own, self._last)
         if upper is not None:
             whole = np.zeros(shape)
             whole[upper] = whole[upper[::-1]] = total
@@ -334,13 +347,14 @@ class ReplicaSums:
 
     def _shared(self, part: str, asked: AskedQuestion, weights: Vector) -> Tensor:
         """Add up terms with every silo's share of the noise, in whole units that all know."""
+        shown = asked.question.named(part)
         samples = self.channel.constants().samples
         scale = float(np.max(np.abs(weights) / samples)) or 1.0
         places = Places.usual(len(self.channel.start()), len(samples), 0)
         own = asked.own
         if own is None:
             unit = self.channel._public(SHARED, None)["unit"]
-            total = self.session.total(part, None, places)
+            total = self.session.total(shown, None, places)
         else:
             addends = own.vectors[part].addends
             assert addends is not None
@@ -349,7 +363,7 @@ class ReplicaSums:
             terms = SumTerms(len(samples), scale, about)
             made: SharedSum = addends(torch.tensor([w], dtype=torch.float64), terms)
             unit = self.channel._public(SHARED, {"unit": np.array([made.unit])})["unit"]
-            total = self.session.total(part, made.parts[0].long().numpy(), places)
+            total = self.session.total(shown, made.parts[0].long().numpy(), places)
         return torch.from_numpy(total * unit[0])
 
     def _weights(self, question: Question, weights: Vector) -> Vector:
@@ -384,7 +398,7 @@ class ReplicaSums:
 
 def replica(
     session: Session,
-    own: Channel | None,
+    own: LocalChannel | None,
     colluding: int,
     about: str = "",
     shared: Ridge | None = None,

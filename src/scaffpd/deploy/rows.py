@@ -4,45 +4,33 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-from scaffpd.data.curves import Matrix, counted
-from scaffpd.data.pairs import pair_sums
-from scaffpd.data.tabular.agree import Column, Schema, encoded_features
+from scaffpd.data.curves import Matrix
+from scaffpd.data.tabular.agree import Schema
 from scaffpd.deploy.agreement import Agreement
 from scaffpd.deploy.dataset import Dataset, Wanted
 from scaffpd.deploy.ledger import PrivacyLedger
 from scaffpd.deploy.transcript import Journal
 from scaffpd.errors import InputError
 from scaffpd.files import JsonLines, load_or_create, make_folder
-from scaffpd.models import Linear, Personal
 from scaffpd.models.cox import COX
+from scaffpd.pipeline.sites import Encoding, Model, NamedModel
 from scaffpd.privacy import Private
 from scaffpd.privacy.accountant import Account, ReleaseEntry
 from scaffpd.privacy.counts import CountNoise, PrivateCounts
 from scaffpd.privacy.noise import digest, secret_bytes
 from scaffpd.run.settings.federation import FederationTerms
 from scaffpd.run.settings.methods import load
-from scaffpd.run.settings.model_file import Setup, linear, strength_of
 from scaffpd.run.settings.silo import SiloFile
 from scaffpd.secure.aggregation import check_weightings
 from scaffpd.secure.keys import derived
 from scaffpd.training.cohort import Cohort
 
 log = logging.getLogger("scaffpd.silo")
-
-
-def modelled(setup: Setup) -> Linear | Personal:
-    """Return the linear model of a setup, personal if it has a strength."""
-    groups = [feature.group for feature in encoded_features(setup.schema)]
-    model = replace(linear(setup.model), groups=groups)
-    strength = strength_of(setup.model)
-    return model if strength is None else Personal(model, strength)
 
 
 class SiloRows:
@@ -84,16 +72,14 @@ class SiloRows:
         check_weightings(found.objectives, len(self.cards), self.terms.colluding)
         return found
 
-    def counts(
-        self, schema: Schema, edges: Sequence[Matrix], noise: CountNoise | None
+    def noisy_counts(
+        self, schema: Schema, edges: Sequence[Matrix], noise: CountNoise
     ) -> NDArray[np.int64]:
-        """Return training rows, and whether there are any, in all cells; or rows with noise.
+        """Return training rows in all cells with noise.
 
         A later epoch posts the same noised counts: the release is stored, and paid for once.
         """
         numbers = self.data.sorted_numbers(schema)
-        if noise is None:
-            return counted(numbers, edges).ravel().astype(np.int64)
         name = self.file.name
         if self._counts is None:
             self._counts = PrivateCounts(numbers, noise, self._fresh, name)
@@ -111,33 +97,23 @@ class SiloRows:
         self._counted.append({"edges": asked, "mark": release.mark.hex(), "counts": found.tolist()})
         return found
 
-    def pair_sums(self, setup: Setup, sides: Sequence[Column], model: Linear, u: Tensor) -> Matrix:
-        """Return G and H at this silo's own model u."""
-        X, y = self.data.encoded(setup.schema, setup.mean, setup.deviation).train
-        return pair_sums(self.data.indicators(setup.schema, sides), *model.slopes(u, X, y))
-
-    def cohort(self, setup: Setup) -> Cohort:
+    def cohort(self, encoding: Encoding, model: Model) -> Cohort:
         """Return the rows with the agreed model, private if so agreed; strengths stay "auto"."""
-        ready = self.data.encoded(
-            setup.schema, setup.mean, setup.deviation, separate=bool(self.noise)
-        )
+        ready = self.data.encoded(*encoding, separate=bool(self.noise))
         test = None if ready.test is None else {self.file.name: ready.test}
-        model = self._model(setup)
-        made = Cohort({self.file.name: ready.train}, model, test=test, settle=False)
+        bound = self._model(model)
+        made = Cohort({self.file.name: ready.train}, bound, test=test, settle=False)
         if self.noise:
             self.account = self.ledger.open(made.channel.account)
         return made
 
-    def _model(self, setup: Setup) -> Any:
-        kind = setup.model.get("kind", "linear")
-        model: Any = None
-        if kind == "linear":
-            model = linear(setup.model) if self.noise else modelled(setup)
-        elif kind in self.file.models:
-            log.warning("The model %r is the code of %r.", kind, self.file.models[kind])
-            model = load(self.file.path.parent, self.file.models[kind])
-        else:
-            raise InputError("model-not-listed", f"[models] has no model {kind!r}.")
+    def _model(self, model: Any) -> Any:
+        if isinstance(model, NamedModel):
+            entry = self.file.models.get(model.name)
+            if entry is None:
+                raise InputError("model-not-listed", f"[models] has no model {model.name!r}.")
+            log.warning("The model %r is the code of %r.", model.name, entry)
+            model = load(self.file.path.parent, entry)
         if not self.noise:
             return model
         about = {name: own for name, own in self.noise.items() if name not in ("epsilon", "counts")}

@@ -21,7 +21,7 @@ import hashlib
 import json
 from base64 import b64decode, b64encode
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 from scaffpd.deploy.messages import Array, Json, JsonMapping, Message, decode, encode
 from scaffpd.errors import InputError
 from scaffpd.federation import Traffic, Vector
+from scaffpd.federation.border import Part, Shown
 from scaffpd.files import JsonLines
 from scaffpd.secure.keys import SIGNATURE, Card, Identity, Masks
 from scaffpd.secure.ring import Places, add, narrow, wide
@@ -171,6 +172,7 @@ class Session:
     identity: Identity | None = None
     tolerance: float = NEAR  # by how much a proposal may differ from one's own, as a share
     wire: Traffic = field(default_factory=Traffic)
+    announced: Container[Part] = ()  # what may leave; a part that is not in it is never encoded
     before: Callable[[], None] = lambda: None  # called before a post leaves
     journal: Journal = field(default_factory=Journal)
     sent: dict[str, list[int]] = field(default_factory=dict, init=False)  # posts and bytes by kind
@@ -287,14 +289,16 @@ class Session:
 
     # --- what all silos post
 
-    def clear(self, kind: str, own: Vector) -> NDArray[np.float64]:
+    def clear(self, shown: Sequence[Shown], own: Vector) -> NDArray[np.float64]:
         """Return the numbers of all silos as they are, (N, k)."""
+        kind = self._allowed(shown, one_by_one=True)
         body = np.ascontiguousarray(own, dtype="<f8").tobytes()
         posts = self._numbers(f"clear {kind}", body, len(body))
         return np.stack([np.frombuffer(post, dtype="<f8") for post in posts])
 
-    def total(self, kind: str, own: Vector | NDArray[np.int64] | None, places: Places) -> Vector:
+    def total(self, shown: Shown, own: Vector | NDArray[np.int64] | None, places: Places) -> Vector:
         """Return the sum of all silos' vectors, of which each leaves masked."""
+        kind = self._allowed([shown], one_by_one=False)
         body = None
         about = f"{self.step} masked {kind} {len(places.fraction)}"
         if self._masks is not None and own is not None:
@@ -303,6 +307,18 @@ class Session:
         posts = self._numbers(f"masked {kind}", body, places.bytes)
         terms = (np.frombuffer(post, dtype="<u8").reshape(2, -1) for post in posts)
         return places.decode(reduce(add, terms))
+
+    def _allowed(self, shown: Sequence[Shown], one_by_one: bool) -> str:
+        """Refuse what was not announced; return its name."""
+        for one in shown:
+            if one.key not in self.announced or (one_by_one and not one.each):
+                raise InputError(
+                    "not-announced",
+                    f"The method asks for {one.words} ({' '.join(one.key)}), which the agreement "
+                    "does not announce.",
+                )
+        named = [one.part for one in shown if one.extra or not one_by_one]
+        return " ".join([shown[0].kind, *named])
 
     def _numbers(self, kind: str, body: bytes | None, size: int) -> list[bytes]:
         posts = self._exchange(kind, ALL, body)
@@ -313,10 +329,10 @@ class Session:
                 )
         return list(posts.values())
 
-    def wide_total(self, kind: str, own: Vector) -> Vector:
+    def wide_total(self, shown: Shown, own: Vector) -> Vector:
         """Return the sum of vectors whose numbers have any scale; an onlooker passes zeros."""
         places, parts = wide(np.asarray(own, dtype=np.float64), len(self.names))
-        return narrow(self.total(kind, parts, places))
+        return narrow(self.total(shown, parts, places))
 
     def confirm(self) -> None:
         """End the epoch: everybody has seen the same."""

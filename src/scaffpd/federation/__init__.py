@@ -295,10 +295,9 @@ class Federation:
         """
         question = Scores(self.point(x), split, accuracy)
         reply = self.channel.ask(question, self._everyone.chosen)
-        loss, right, count = (
-            self._everyone.scattered(reply.numbers[name]()) for name in question.scalars
-        )
-        return ClientScores(self._names, loss, right, count.astype(np.int64))
+        found = {name: self._everyone.scattered(part()) for name, part in reply.numbers.items()}
+        right = found.get("accuracy", np.full(len(self._names), np.nan))
+        return ClientScores(self._names, found["loss"], right, found["count"].astype(np.int64))
 
     def own_models(self, x: Tensor | NDArray[np.float64]) -> Tensor | None:
         """Return what `Channel.own` has; nothing is sent."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from scaffpd.federation.border import summed
 from scaffpd.federation.questions import ClientSide, Question, Reply
 
 
@@ -31,7 +32,11 @@ class ModesAt(Question):
     """
 
     kind = "modes"
-    vectors = ("value", "gradient", "curvature")
+    shows = (
+        summed("value", "minima of your loss with a pull to a shared point"),
+        summed("gradient", "their gradients"),
+        summed("curvature", "their Hessians"),
+    )
     symmetric = ("curvature",)
 
     x: Tensor
@@ -65,7 +70,7 @@ class ModeSpread(Question):
     """
 
     kind = "spread"
-    vectors = ("spread",)
+    shows = (summed("spread", "squared distances of your own model from the shared point"),)
 
     at: ModesAt
     C: Tensor
@@ -92,7 +97,7 @@ class OwnCoefficients(ModeSpread):
     """
 
     kind = "own"
-    vectors = ("own",)
+    shows = (summed("own", "your own coefficients"),)
 
     L: Tensor
 

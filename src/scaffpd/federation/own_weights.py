@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from scaffpd.federation.border import summed
 from scaffpd.federation.plans import Vector
 from scaffpd.federation.questions import ClientSide, GradientsAt, Question, Reply, Vectors
 from scaffpd.objectives.base import OUT_OF_REACH, Objective
@@ -35,7 +36,7 @@ class OwnWeights(Question):
     """
 
     kind = "own_weights"
-    vectors = ("terms",)
+    shows = (summed("terms", "weights that only silos know, and their slopes"),)
 
     x: Tensor
     level: Tensor
@@ -82,7 +83,9 @@ class OwnSums(Question):
     """
 
     kind = "own_sums"
-    vectors = ("sums",)
+    shows = (
+        summed("sums", "losses, weights, gradients and Hessians, weighted as only silos know"),
+    )
 
     first: OwnWeights
     level: Tensor

@@ -1,10 +1,10 @@
 r"""Questions of a server to its clients: a class each, with its arithmetic, cost and disclosure.
 
 A question is a value: vectors, plain numbers and plans. It defines how clients answer (`answer`,
-for all clients of an oracle at once), which parts of the answer are numbers that every client
-reveals, which are vectors (`vectors`; if sums are masked they leave a client only in a sum), and
-what it costs. The same class answers in a cohort and at a silo. A class of yours with a `kind` of
-its own is a question like those here: docs/extending.md adds one.
+for all clients of an oracle at once), which parts of the answer leave a client (`shows`: each by
+itself, or only in a sum over clients if sums are masked), and what it costs. The same class answers
+in a cohort and at a silo. A class of yours with a `kind` of its own is a question like those here:
+docs/extending.md adds one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.errors import InputError, unknown
+from scaffpd.errors import unknown
+from scaffpd.federation.border import Announced, Shown, each, summed
 from scaffpd.federation.plans import Key, LocalPlan, ProximalPlan, Restriction, Vector
 
 
@@ -179,38 +180,27 @@ class ClientSide(Protocol):
 
 
 SPLITS = ("train", "test")
-QUESTIONS: dict[str, type[Question]] = {}
+LOSS = "your loss at every point that the method visits"
 
 
 @dataclass(frozen=True, eq=False)
-class Question:
+class Question(Announced):
     """Question to all clients at once.
 
     Attributes:
-        kind: its name in messages and in `Algorithm.questions`.
-        scalars: the numbers that every client reveals, by name.
-        vectors: parts of the answer that leave a client only in a sum, if sums are masked.
-        symmetric: those among them that are symmetric matrices, of which half is counted.
+        symmetric: parts that are symmetric matrices, of which half is counted.
     """
 
-    kind: ClassVar[str] = ""
-    scalars: ClassVar[tuple[str, ...]] = ()
-    vectors: ClassVar[tuple[str, ...]] = ()
     symmetric: ClassVar[tuple[str, ...]] = ()
-
-    def __init_subclass__(cls) -> None:
-        known = QUESTIONS.get(cls.kind, cls)
-        ours = known.__module__.startswith("scaffpd.") > cls.__module__.startswith("scaffpd.")
-        if not cls.kind or ours:
-            raise InputError(
-                "question-kind-taken",
-                f"A new question needs its own kind; {cls.kind!r} is taken.",
-            )
-        QUESTIONS[cls.kind] = cls
 
     def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the parts of a client's answer besides `scalars`; d is that of x."""
         return dict.fromkeys(self.vectors, (d,))
+
+    def revealed(self, d: int) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the parts that every client reveals with its answer."""
+        shapes = {part: own for part, own in self.shapes(d).items() if part not in self.vectors}
+        return dict[str, tuple[int, ...]](dict.fromkeys(self.scalars, ())) | shapes
 
     def answer(self, clients: ClientSide) -> Reply:
         """Answer for all clients."""
@@ -228,9 +218,9 @@ class Question:
 
     def up(self, d: int, masked: bool = False) -> int:
         """Count the numbers that come up from a client; masked vectors count with their sums."""
-        total = len(self.scalars)
+        total = sum(map(math.prod, self.revealed(d).values()))
         for part, shape in self.shapes(d).items():
-            if not (masked and part in self.vectors):
+            if part in self.vectors and not masked:
                 half = part in self.symmetric
                 total += shape[0] * (shape[0] + 1) // 2 if half else math.prod(shape)
         return total
@@ -241,7 +231,7 @@ class Losses(Question):
     """Losses L_i = f_i(x), over all samples or over a seeded minibatch."""
 
     kind = "losses"
-    scalars: ClassVar[tuple[str, ...]] = ("loss",)
+    shows: ClassVar[tuple[Shown, ...]] = (each("loss", LOSS),)
 
     x: Tensor
     batch_size: int | None = None
@@ -258,8 +248,13 @@ class GradientsAt(Losses):
     """Losses L_i, gradients c_i = ∇f_i(x), and bounds on their rounding errors."""
 
     kind = "gradients"
-    scalars = ("loss", "loss_error", "gradient_error")
-    vectors = ("c",)
+    shows = (
+        each("loss", LOSS),
+        each("loss_error", "a bound on its rounding error"),
+        each("gradient_error", "a bound on that of your gradient"),
+        each("norm", "the length of your gradient", extra=True),
+        summed("c", "the weighted sum of gradients"),
+    )
 
     def answer(self, clients: ClientSide) -> Reply:
         """Evaluate at x; bound rounding only on request."""
@@ -284,7 +279,11 @@ class LocalSteps(Question):
     """
 
     kind = "local_updates"
-    vectors = ("d", "snapshot")
+    shows = (
+        each("norm", "the length of your update in every round", extra=True),
+        summed("d", "the weighted sum of local updates"),
+        summed("snapshot", "the weighted sum of updates after some of the steps", extra=True),
+    )
 
     x: Tensor
     at: GradientsAt | Tensor | None
@@ -323,7 +322,7 @@ class ProximalSteps(Question):
     """Proximal steps (`ProximalPlan`), with H_i = ∇²f_i at the answered point."""
 
     kind = "proximal_steps"
-    vectors = ("d",)
+    shows = (summed("d", "the weighted sum of proximal steps"),)
 
     at: GradientsAt
     correction: Tensor
@@ -344,8 +343,12 @@ class Curvature(Question):
     """Losses to second order in the span of V (`Restriction`)."""
 
     kind = "curvature"
-    scalars = ("size",)
-    vectors = symmetric = ("curvature",)
+    shows = (
+        each("slopes", "your gradient along directions that the server chooses"),
+        each("size", "the length of your gradient"),
+        summed("curvature", "the weighted sum of curvatures along these directions"),
+    )
+    symmetric = ("curvature",)
 
     at: GradientsAt
     V: Tensor
@@ -384,7 +387,8 @@ class Hessian(Question):
     """Second derivatives H_i = ∇²f_i at the answered point, (d, d)."""
 
     kind = "hessian"
-    vectors = symmetric = ("hessian",)
+    shows = (summed("hessian", "the weighted sum of Hessians"),)
+    symmetric = ("hessian",)
 
     at: GradientsAt
 
@@ -405,7 +409,7 @@ class Diagonal(Question):
     """Diagonal of ∇²f_i at the answered point."""
 
     kind = "diagonal"
-    vectors = ("diagonal",)
+    shows = (summed("diagonal", "the weighted sum of Hessians' diagonals"),)
 
     at: GradientsAt
 
@@ -424,7 +428,11 @@ class Scores(Question):
     """
 
     kind = "evaluate"
-    scalars = ("loss", "accuracy", "count")
+    shows = (
+        each("loss", "your loss"),
+        each("count", "how many rows that is over"),
+        each("accuracy", "your score", extra=True),
+    )
     sent = None
 
     x: Tensor
@@ -435,10 +443,37 @@ class Scores(Question):
         if self.split not in SPLITS:
             raise unknown("split", self.split, SPLITS)
 
+    def revealed(self, d: int) -> dict[str, tuple[int, ...]]:
+        """Return the accuracy as well, if it is asked for."""
+        return super().revealed(d) | ({"accuracy": ()} if self.accuracy else {})
+
     def answer(self, clients: ClientSide) -> Reply:
-        """Return three numbers per client."""
+        """Return two or three numbers per client."""
         loss, right, count = clients.scores(self.x, self.split)
-        parts = loss, right if self.accuracy else right * np.nan, count
-        found = [torch.from_numpy(np.asarray(part, dtype=np.float64)) for part in parts]
-        pairs = zip(self.scalars, found, strict=True)
-        return Reply({name: part.clone for name, part in pairs})
+        parts = {"loss": loss, "count": count} | ({"accuracy": right} if self.accuracy else {})
+        found = {name: np.asarray(part, dtype=np.float64) for name, part in parts.items()}
+        return Reply({name: torch.from_numpy(part).clone for name, part in found.items()})
+
+
+@dataclass(frozen=True, eq=False)
+class LossFacts(Question):
+    """Smoothness and convexity of the losses (`Constants`), which a `Channel` looks up once."""
+
+    kind = "constants"
+    shows = (
+        each("smoothness", "the largest curvature of your loss"),
+        each("strong_convexity", "the least one"),
+        each("steepest", "the largest curvature of a row's"),
+        each("samples", "how many training rows you have"),
+        each("convex", "whether your loss is convex"),
+        each("quadratic", "whether it is quadratic"),
+        each("noisy", "whether it has noise"),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Stored(Question):
+    """Vectors that clients store from round to round (`Memory`), which a sum asks for."""
+
+    kind = "memory"
+    shows = (summed("memory", "the weighted sum of vectors that silos store"),)

@@ -202,6 +202,11 @@ class LocalChannel:
         return int(np.minimum(self.train.counts, most).sum()) * math.prod(self.train.shape)
 
     @property
+    def tested(self) -> bool:
+        """Whether clients have held-out rows."""
+        return self.test is not None
+
+    @property
     def account(self) -> Account | None:
         """Account of private clients' releases."""
         return getattr(self.train.oracle, "account", None)  # an oracle of one's own may have none
@@ -394,7 +399,7 @@ class Cohort(Federation):
     @property
     def tested(self) -> bool:
         """Return whether there are held-out rows."""
-        return self.channel.test is not None
+        return self.channel.tested
 
     def __repr__(self) -> str:
         samples = int(self.channel.train.counts.sum())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Self
@@ -17,16 +18,22 @@ from scaffpd.data.tabular.agree import (
     Column,
     Schema,
     checked_schema,
+    encoded_features,
     width,
 )
 from scaffpd.data.tabular.columns import CATEGORY, NUMBER
 from scaffpd.data.tabular.settings import CLASSIFICATION, CURVES, REGRESSION
 from scaffpd.errors import InputError, unknown
 from scaffpd.fields import Json, Needs, SettingsTable, read_toml, validated
+from scaffpd.models import Personal
 from scaffpd.models.cox import COX, refuse_noise, refuse_powers
 from scaffpd.models.losses import LOSSES
+from scaffpd.pipeline.columns import Plan
+from scaffpd.pipeline.sites import Model, NamedModel
 from scaffpd.privacy import LOCAL_STEPS, ROUNDS
+from scaffpd.privacy.private import private_ridge
 from scaffpd.run.settings.methods import algorithm_of, changed
+from scaffpd.run.settings.model_file import linear, strength_of
 from scaffpd.run.settings.tables import (
     AUTO,
     AutoKappa,
@@ -322,6 +329,30 @@ class FederationTerms(SettingsTable):
         if self.model.kappa is not None:
             made["strength"] = self.model.kappa
         return made | ({"classes": classes} if classes and loss != "logistic" else {})
+
+    def modelled(self, schema: Schema) -> Model:
+        """Return the model of encoded columns; its strengths may be "auto"."""
+        if self.model.network is not None:
+            return NamedModel(self.model.network)
+        made = self.linear()
+        if self.privacy is not None:  # evidence would cost ε
+            ridge = private_ridge(width(schema)) if made["l2"] == AUTO else made["l2"]
+            return linear(made | {"l2": ridge})
+        groups = [feature.group for feature in encoded_features(schema)]
+        model = replace(linear(made), groups=groups)
+        strength = strength_of(made)
+        return model if strength is None else Personal(model, strength)
+
+    def plan(self) -> Plan:
+        """Return what the run asks of columns and strengths."""
+        strengths = () if self.model.network is not None else (self.model.l2, self.model.kappa)
+        return Plan(
+            self.modelled,
+            self.curved,
+            self.pairs if self.paired else 0,
+            bool(self.encoding().get("declared")),
+            AUTO in strengths and self.privacy is None,
+        )
 
     def terms(self) -> Json:
         """Return all of it as JSON values."""

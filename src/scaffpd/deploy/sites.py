@@ -1,0 +1,115 @@
+"""A session of masked posts as `Sites`: one site is here, or none at an onlooker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scaffpd.algorithms.base import OWN_SUMS, Algorithm
+from scaffpd.data.curves import Limits, Matrix, Total
+from scaffpd.data.tabular.agree import Schema, width
+from scaffpd.data.tabular.questions import RowCounts, RowQuestion
+from scaffpd.deploy.agreement import LARGEST, Agreement, check_size
+from scaffpd.deploy.replica import ReplicaChannel, replica
+from scaffpd.deploy.rows import SiloRows
+from scaffpd.deploy.transcript import Session
+from scaffpd.federation import Federation
+from scaffpd.models import Linear
+from scaffpd.pipeline.sites import Arrays, Encoding, Model
+from scaffpd.privacy.counts import CountNoise
+from scaffpd.run.settings.federation import FederationTerms
+from scaffpd.secure.aggregation import colluding_of
+from scaffpd.secure.ring import BYTES, Places
+
+
+def sent(d: int, method: Algorithm) -> int:
+    """Return the most numbers of a silo in one exchange of a method."""
+    return d + d * (d + 1) // 2 * (OWN_SUMS in method.questions)
+
+
+@dataclass(frozen=True)
+class SiloSites:
+    """All silos of an agreement, as one of them sees them; `rows` are `None` at an onlooker.
+
+    Attributes:
+        about: what identifies agreement and rows of all silos.
+    """
+
+    session: Session
+    agreement: Agreement
+    terms: FederationTerms
+    rows: SiloRows | None
+    about: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All silos."""
+        return self.session.names
+
+    @property
+    def room(self) -> float:
+        """The most numbers of an exchange: everybody gets all vectors."""
+        return LARGEST // (BYTES * len(self.names))
+
+    def counting(self, schema: Schema) -> tuple[Total, Limits | None]:
+        """Count rows in masked sums, with noise where it is agreed."""
+        z = self.agreement.values["noise"].get("counts")
+        if z is None:
+            return lambda edges: self.total(RowCounts(schema, edges)), None
+        noise = CountNoise(z, self.terms.numbers, len(self.names))
+
+        def total(edges: Sequence[Matrix]) -> Matrix:
+            question = RowCounts(schema, edges)
+            own = np.zeros(question.shape[1], np.int64)
+            if self.rows is not None:
+                own = self.rows.noisy_counts(schema, edges, noise)
+            return noise.read(self._posted(question, own))
+
+        return total, noise.limits
+
+    def total(self, question: RowQuestion) -> Matrix:
+        """Add up everybody's masked answer."""
+        own = np.zeros(question.shape)
+        if self.rows is not None:
+            own = question.answer(self.rows.data, 0)
+        return self._posted(question, own.ravel()).reshape(question.shape)
+
+    def _posted(self, question: RowQuestion, own: Matrix | np.ndarray[Any, Any]) -> Matrix:
+        if not question.whole:
+            return self.session.wide_total(question.part, own)
+        places = Places.usual(len(own), len(self.names), 0)
+        return self.session.total(question.part, own.astype(np.int64), places)
+
+    def agree(self, kind: str, values: Mapping[str, Any], arrays: Arrays) -> Arrays:
+        """Let the first silo propose what all know."""
+        return self.session.propose(kind, values, arrays)[1]
+
+    def federation(self, encoding: Encoding, model: Model) -> Federation:
+        """Return the silos with the agreed model, or with the silos' own network or noise."""
+        cohort = None if self.rows is None else self.rows.cohort(encoding, model)
+        shared = None
+        if self.terms.privacy is not None and self.terms.privacy.shared:
+            assert isinstance(model, Linear)
+            device = torch.device("cpu")
+            shared = model.ridge(width(encoding.schema) + 1, model.classes or 1, device)
+        found = replica(
+            self.session,
+            None if cohort is None else cohort.channel,
+            colluding_of(len(self.names), self.terms.colluding),
+            self.about,
+            shared,
+            1.0 if self.rows is None else self.rows.share,
+        )
+        check_size(sent(found.dimension, self.terms.method), len(self.names))
+        return found
+
+    def own(self, federation: Federation, x: Tensor) -> Tensor | None:
+        """Return this silo's model near x."""
+        channel = federation.channel
+        assert isinstance(channel, ReplicaChannel)
+        return None if channel.rows is None else channel.rows.own(x)

@@ -1,0 +1,1 @@
+"""From rows to a model that can be trained, wherever the rows are."""

@@ -1,0 +1,200 @@
+r"""From rows to a problem: all that comes from rows is a sum over sites.
+
+curves      how many rows, and of how many sites, lie between edges: thresholds of every number
+scale       n, Σx and Σ(x − mean)² of every encoded column
+pairs       G and H of the sites' own additive models (`scaffpd.data.pairs`)
+strengths   l2 and κ by evidence (`scaffpd.algorithms.evidence`), where the model says "auto"
+
+A notebook, a silo and a coordinator without rows take the same steps; only their `Sites` differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scaffpd.algorithms.evidence import Strengths
+from scaffpd.data.pairs import chosen_pairs, pair_sums
+from scaffpd.data.tabular.agree import Column, Schema, curved, scale_of, width
+from scaffpd.data.tabular.clients import common
+from scaffpd.data.tabular.columns import Matrix
+from scaffpd.data.tabular.encode import ClientRows
+from scaffpd.data.tabular.questions import ColumnSums, RowCounts, RowQuestion
+from scaffpd.errors import InputError
+from scaffpd.federation import Federation
+from scaffpd.federation.border import Shown, summed
+from scaffpd.federation.modes import ModesAt, ModeSpread
+from scaffpd.models import Linear, Personal
+from scaffpd.models.linear import AUTO
+from scaffpd.models.personal import base_of
+from scaffpd.pipeline.sites import Encoding, Model, Sites
+from scaffpd.training.pairs import indicators_of, noise_of, paired, too_many
+from scaffpd.training.settling import by_evidence, settled
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run asks of columns and strengths.
+
+    Attributes:
+        model: of encoded columns, whose strengths may be "auto".
+        curves: whether numbers have curves.
+        pairs: with curves, the most pairs of columns that act together.
+        declared: whether the scale is declared, and no sum.
+        evidence: whether strengths are left to the rows.
+    """
+
+    model: Callable[[Schema], Model]
+    curves: bool = False
+    pairs: int = 0
+    declared: bool = False
+    evidence: bool = True
+
+    def shows(self) -> list[Shown]:
+        """Return all that leaves a site before training."""
+        questions = [RowCounts] * self.curves + [ColumnSums] * (not self.declared)
+        found = [one for question in questions for one in question.shows]
+        if self.evidence or self.pairs:
+            found += [*ModesAt.shows, *ModeSpread.shows]
+        return [*found, *PairSums.shows] if self.pairs else found
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Sites that can train."""
+
+    encoding: Encoding
+    model: Model  # with strengths as numbers
+    federation: Federation
+    strengths: Strengths | None = None  # by evidence
+
+
+def agreed(schema: Schema, sites: Sites, plan: Plan) -> Encoding:
+    """Agree on curves, scale and pairs, one after the other."""
+    sides: list[Column] = []
+    if plan.curves:
+        schema, sides = curved(schema, *sites.counting(schema))
+    found = scaled(schema, sites)
+    if not plan.pairs or len(sides) < 2:
+        return found
+    sides = [common(side, schema, found.mean) for side in sides]
+    more = with_pairs(found, sides, sites, plan)
+    return found if more is schema else scaled(more, sites)
+
+
+def scaled(schema: Schema, sites: Sites) -> Encoding:
+    """Agree on the scale of all columns, by sums or as it was declared."""
+
+    def total(mean: Matrix | None) -> Matrix:
+        found = sites.total(ColumnSums(schema, mean))
+        found[0] = np.rint(found[0])
+        return found
+
+    return Encoding(schema, *scale_of(schema, total))
+
+
+def problem(encoding: Encoding, sites: Sites, model: Model) -> Problem:
+    """Return the sites with a model, whose strengths are settled where it leaves them open."""
+    federation = sites.federation(encoding, model)
+    strengths = [model.strength] if isinstance(model, Personal) else []
+    if AUTO not in (*strengths, getattr(base_of(model), "l2", None)):
+        return Problem(encoding, model, federation)
+    size = federation.dimension * (federation.dimension + 1) // 2
+    if size > sites.room:
+        raise InputError(
+            "model-too-large",
+            f"Strengths by evidence need sums of {size:,} numbers, more than an exchange has: use "
+            "a smaller model, or l2 and kappa as numbers.",
+        )
+    found = by_evidence(federation, model, width(encoding.schema))
+    assert found is not None
+    own = {"l2": found.l2, "strength": found.strength, "x": found.x.numpy()}
+    same = sites.agree("strengths", {}, own)
+    found = replace(
+        found, l2=same["l2"], strength=same["strength"], x=torch.from_numpy(np.array(same["x"]))
+    )
+    return Problem(encoding, with_strengths(model, found), settled(federation, model, found), found)
+
+
+def with_strengths(model: Model, found: Strengths) -> Model:
+    """Return the model with strengths by evidence where it leaves them open."""
+    base = base_of(model)
+    assert isinstance(base, Linear)
+    base = replace(base, l2=found.l2.tolist()) if base.l2 == AUTO else base
+    if not isinstance(model, Personal):
+        return base
+    auto = model.strength == AUTO
+    return replace(model, model=base, **({"strength": found.strength.tolist()} if auto else {}))
+
+
+@dataclass(frozen=True, eq=False)
+class PairSums(RowQuestion):
+    """G and H at every site's own additive model, their upper halves alone."""
+
+    kind = "pairs"
+    shows = (
+        summed(
+            "cells",
+            "of every two columns, first and second derivatives of your rows' losses in cells "
+            "between thresholds",
+        ),
+    )
+
+    encoding: Encoding
+    sides: Sequence[Column]
+    model: Linear
+    own: Tensor | None  # models of the sites that are here, which stay there
+
+    @property
+    def size(self) -> int:
+        """How many indicators there are, and the constant."""
+        return 1 + sum(len(column.places) for column in indicators_of(self.sides))
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs the model has."""
+        return self.model.classes or 1
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of two half matrices for every output."""
+        return 2, self.outputs, self.size * (self.size + 1) // 2
+
+    def answer(self, rows: ClientRows, place: int) -> Matrix:
+        """Weigh the indicators of rows."""
+        assert self.own is not None
+        X, y = rows.encoded(*self.encoding).train
+        Z = rows.indicators(self.encoding.schema, self.sides)
+        sums = pair_sums(Z, *self.model.slopes(self.own[place], X, y))
+        return sums[:, :, *np.triu_indices(self.size)]
+
+    def whole_matrices(self, upper: Matrix) -> Matrix:
+        """Return both halves."""
+        places = np.triu_indices(self.size)
+        sums = np.zeros((2, self.outputs, self.size, self.size))
+        sums[:, :, *places] = sums[:, :, *places[::-1]] = upper
+        return sums
+
+
+def with_pairs(found: Encoding, sides: Sequence[Column], sites: Sites, plan: Plan) -> Schema:
+    """Return the schema with the products of pairs that pay beside the sites' additive models."""
+    columns = indicators_of(sides)
+    model = base_of(plan.model(found.schema))
+    assert isinstance(model, Linear)
+    question = PairSums(found, sides, model, None)
+    d = question.outputs * (width(found.schema) + 1)
+    largest = max(int(np.prod(question.shape)), d * (d + 1) // 2)
+    if too_many(columns) or largest > sites.room:
+        return found.schema
+    ready = problem(found, sites, Personal(model, AUTO))
+    assert ready.strengths is not None
+    question = replace(question, own=sites.own(ready.federation, ready.strengths.x))
+    sums = question.whole_matrices(sites.total(question))
+    chosen = chosen_pairs(columns, sums / noise_of(model, ready.strengths), plan.pairs)
+    pairs = [[list(pair.columns), *map(list, pair.cuts)] for pair in chosen]
+    sites.agree("pairs", {"pairs": pairs}, {})
+    return paired(found.schema, sides, chosen)
