@@ -16,7 +16,8 @@ import scaffpd as sp
 from runtimes import MODELS, NAMES, RUNTIMES, data_of, federation_of, model_of
 from scaffpd.errors import InputError
 from scaffpd.federation import LocalPlan, ProximalPlan
-from scaffpd.federation.questions import QUESTIONS, GradientsAt, Losses, Question
+from scaffpd.federation.border import QUESTIONS
+from scaffpd.federation.questions import GradientsAt, Losses, Question
 
 N = len(NAMES)
 SOME = [3, 0, 2]

@@ -14,7 +14,8 @@ import scaffpd as sp
 from naive import Client, relative, unequal_clients
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, LocalPlan, Memory
-from scaffpd.federation.questions import QUESTIONS, Question, Scores
+from scaffpd.federation.border import QUESTIONS
+from scaffpd.federation.questions import Question, Scores
 from scaffpd.models.draws import Draws
 
 LOSSES = {"squared": 1, "logistic": 1, "softmax": 3}

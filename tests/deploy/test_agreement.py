@@ -25,9 +25,9 @@ from scaffpd import cli
 from scaffpd.deploy.agreement import Agreement, check_size, leaves
 from scaffpd.deploy.board import BEGIN, LOST, NEWS
 from scaffpd.deploy.messages import REFUSED, Message, WireError, decode, encode
-from scaffpd.deploy.preparing import sent
 from scaffpd.deploy.records import GRANTED, SiloRecords, audit
 from scaffpd.deploy.silo import CARD, READY, Silo
+from scaffpd.deploy.sites import sent
 from scaffpd.run.settings.federation import FederationFile
 from scaffpd.run.settings.silo import SiloFile
 
@@ -216,7 +216,7 @@ def test_runs_with_noise_keep_to_their_budgets(tmp_path, fake_clock, shared):
     assert 0 < epsilon_of(path) <= 2.0
     for silo in transport.silos.values():
         sent = audit(silo.records.read())[0]["posts"]
-        assert not {"clear scores", "masked sum", "masked squares"} & set(sent)
+        assert not {"clear evaluate", "masked columns sum", "masked columns squares"} & set(sent)
     with np.load(tmp_path / "va" / "privacy-spent.npz") as spent:
         assert spent["privacy.times"].sum() > 0
     # a second run, under another agreement, would exceed the silo's own budget
@@ -335,7 +335,7 @@ def test_records_are_linked(tmp_path, capsys):
     place = places["va"]
     assert cli.run(["silo", "audit", str(place)]) == 0
     words = " ".join(capsys.readouterr().out.split())
-    assert "masked sums" in words
+    assert "masked own_sums sums" in words
     assert "granted by test" in words
     assert cli.run(["silo", "audit", str(place), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

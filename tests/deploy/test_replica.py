@@ -15,6 +15,7 @@ from cases.refusals import refuses
 from runtimes import NAMES, cohort_of, point_of
 from scaffpd.deploy.replica import replica
 from scaffpd.deploy.transcript import Journal, Tampered
+from scaffpd.federation.border import summed
 from scaffpd.federation.own_weights import OwnWeights
 from scaffpd.federation.questions import Question, Reply, Vectors
 from scaffpd.training.settling import by_evidence, settled
@@ -183,7 +184,7 @@ class OwnTerms(Question):
     """A sum of what clients compute with weights that only they know, as losses stay at home."""
 
     kind = "own terms of a test"
-    vectors = ("terms",)
+    shows = (summed("terms", "terms of a test"),)
 
     x: torch.Tensor
     nu: float

@@ -9,11 +9,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cases.boards import AGREEMENT, GoneError, ThreadBoard, sessions, together
+from cases.boards import AGREEMENT, ALL, GoneError, ThreadBoard, sessions, together
 from scaffpd.deploy.board import Board, SiloTrouble
 from scaffpd.deploy.messages import REFUSED, Message, encode
 from scaffpd.deploy.transcript import FIRST, Session, Tampered
 from scaffpd.errors import InputError
+from scaffpd.federation.questions import GradientsAt, Losses
 from scaffpd.secure.keys import SIGNATURE, Identity
 from scaffpd.secure.ring import Places
 
@@ -31,8 +32,8 @@ def program(name, session, rounds=3):
     for k in range(rounds):
         _, arrays = session.propose("point", {"round": k}, {"x": np.full(3, float(k))})
         own = None if not name else ROWS[name] * (1 + arrays["x"][0])
-        sums.append(session.total("c", own, places))
-        session.clear("loss", np.array([k + len(name) / 10]))
+        sums.append(session.total(GradientsAt.named("c"), own, places))
+        session.clear(Losses.shows, np.array([k + len(name) / 10]))
     session.confirm()
     return np.array(sums)
 
@@ -60,8 +61,8 @@ def test_an_honest_board_and_an_onlooker():
     assert len({session.digest for session in made.values()}) == 1
     assert {kind: count for kind, (count, _) in made["west"].sent.items()} == {
         "epoch": 1,
-        "masked c": 3,
-        "clear loss": 3,
+        "masked gradients c": 3,
+        "clear losses": 3,
         "confirm": 1,
     }
 
@@ -133,7 +134,7 @@ def test_two_views_of_a_step_are_noticed_at_the_next():
         if name != "south" or step != SUM + 1:
             return posts
         # a second, validly signed post of a silo whose keys the board has
-        said = made["south"].digest + step.to_bytes(8, "big") + b"all clear loss"
+        said = made["south"].digest + step.to_bytes(8, "big") + b"all clear losses"
         body = np.array([99.0]).tobytes()
         return {**posts, "west": identities["west"].sign(said + body) + body}
 
@@ -257,7 +258,7 @@ def test_no_change_of_the_stream_is_accepted(logs):
     """Random tampering: 2,500 cases, 0 accepted."""
     (log, other), cards = logs
     random = np.random.default_rng(0)
-    honest = program("", Session(Recorded(log), cards, AGREEMENT))
+    honest = program("", Session(Recorded(log), cards, AGREEMENT, **ALL))
     cases = 0
     while cases < CASES:
         lied = changed(random, log, other)
@@ -265,7 +266,7 @@ def test_no_change_of_the_stream_is_accepted(logs):
             continue
         cases += 1
         with pytest.raises(InputError):
-            program("", Session(Recorded(lied), cards, AGREEMENT))
+            program("", Session(Recorded(lied), cards, AGREEMENT, **ALL))
     assert honest.shape == (3, D)
 
 
@@ -312,7 +313,7 @@ def test_a_step_is_answered_once():
     made, _ = sessions(NAMES, None, identities)
     for name, session in made.items():
         session.link = board.link(name)
-    made["north"] = Session(Eager(), cards, AGREEMENT, "north", identities["north"])
+    made["north"] = Session(Eager(), cards, AGREEMENT, "north", identities["north"], **ALL)
     together(made, board, program)
     steps = [step for step, _ in sent]
     assert steps == sorted(set(steps))

@@ -103,7 +103,7 @@ def test_a_first_silo_with_a_threshold_of_its_own_is_not_followed():
     )
     for name in ("b", "c", "d", ""):
         assert isinstance(found[name], Tampered | GoneError), found[name]
-    assert "masked terms" not in made["b"].sent  # nobody answered at that ν
+    assert "masked own_weights terms" not in made["b"].sent  # nobody answered at that ν
 
 
 def test_nothing_but_constants_is_in_the_clear():

@@ -118,7 +118,7 @@ def counts_of(place, document):
     found = []
 
     def once(edges):
-        found.append(rows.counts(terms.encoding(), edges, noise))
+        found.append(rows.noisy_counts(terms.encoding(), edges, noise))
         raise InterruptedError
 
     with pytest.raises(InterruptedError):

@@ -48,9 +48,9 @@ HESSIAN = Hessian.kind
 OWN_WEIGHTS = OwnWeights.kind
 OWN_SUMS = OwnSums.kind
 STORED = Stored.kind
-NORMS = f"{GRADIENTS} norm"  # ‖c_i‖²
-SIZES = f"{UPDATES} norm"  # ‖d_i‖²
-SNAPSHOT = f"{UPDATES} snapshot"
+NORMS = f"{GRADIENTS}.norm"  # ‖c_i‖²
+SIZES = f"{UPDATES}.norm"  # ‖d_i‖²
+SNAPSHOT = f"{UPDATES}.snapshot"
 
 # What an algorithm may need of a federation (`Algorithm.needs`).
 CONVEX = "losses that are known to be convex"

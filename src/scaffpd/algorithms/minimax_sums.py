@@ -137,6 +137,10 @@ class MinimaxSums(MinimaxMethod[MinimaxSumsState]):
                 f"{self.objective!r} has none: use ScaffPD, which shows losses.",
             )
 
+    def asks(self, convex: bool = True) -> frozenset[str]:
+        """Leave out how far Σ λ_i is from one where it may be anything."""
+        return self.questions - (frozenset() if self.objective.simplex else {OWN_WEIGHTS})
+
     def uncertified(self, state: MinimaxSumsState) -> str | None:
         """Say why nothing is proven about the result, or return `None`."""
         return super().uncertified(replace(state, weights=np.ones(len(state.weights))))

@@ -256,9 +256,9 @@ def leaves(terms: FederationTerms) -> list[str]:
             words = dict.fromkeys(one.words for one in parts if one.each == one_by_one)
             lines += [f"{who}, {when}: {'; '.join(words)}."] if words else []
     lines.append(
-        f"At one point there are at most {most_weightings(n, t)} weightings, in {terms.rounds} "
-        f"rounds at most. Each of the other {n - 1} learns the sum over {n - 1} silos; {t} of them "
-        f"together that over {n - t}."
+        f"Sums are made at one point with at most {most_weightings(n, t)} weightings, in "
+        f"{terms.rounds} rounds at most. Each of the other {n - 1} learns the sum over {n - 1} "
+        f"silos; {t} of them together that over {n - t}."
     )
     lines.append(
         f"Everybody gets all masked vectors and adds them up: a model for which they are above "

@@ -37,7 +37,7 @@ def phases(terms: FederationTerms) -> list[Phase]:
     asked = method.asks(convex=terms.model.network is None)
     looks = [] if method.asks_losses else shown({"evaluate"})
     begin = [] if private else [*Commitment.shows]
-    ends = [*Spendings.shows] if private else shown({"evaluate", "evaluate accuracy"})
+    ends = [*Spendings.shows] if private else shown({"evaluate", "evaluate.accuracy"})
     return [
         Phase("before training", [*begin, *terms.plan().shows(), *LossFacts.shows]),
         Phase("in every round", [*shown(asked), *looks]),

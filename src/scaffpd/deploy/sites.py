@@ -64,7 +64,7 @@ class SiloSites:
         noise = CountNoise(z, self.terms.numbers, len(self.names))
 
         def total(edges: Sequence[Matrix]) -> Matrix:
-            question = RowCounts(schema, edges)
+            question = RowCounts(schema, edges, noisy=True)
             own = np.zeros(question.shape[1], np.int64)
             if self.rows is not None:
                 own = self.rows.noisy_counts(schema, edges, noise)

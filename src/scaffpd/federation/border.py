@@ -89,11 +89,11 @@ def shown(asks: Iterable[str]) -> list[Shown]:
     """Return the parts that leave with these questions, by `Algorithm.questions`.
 
     A kind stands for all parts of its answers but the extra ones, which are named, such as
-    "gradients norm".
+    "gradients.norm".
     """
     found: list[Shown] = []
     for name in sorted(asks):
-        kind, _, extra = name.partition(" ")
+        kind, _, extra = name.partition(".")
         parts = QUESTIONS[kind].shows
         found += [one for one in parts if (one.part == extra if extra else not one.extra)]
     return found

@@ -44,6 +44,7 @@ class Plan:
         model: of encoded columns, whose strengths may be "auto".
         curves: whether numbers have curves.
         pairs: with curves, the most pairs of columns that act together.
+        noisy: whether rows are counted with noise.
         declared: whether the scale is declared, and no sum.
         evidence: whether strengths are left to the rows.
     """
@@ -51,13 +52,14 @@ class Plan:
     model: Callable[[Schema], Model]
     curves: bool = False
     pairs: int = 0
+    noisy: bool = False
     declared: bool = False
     evidence: bool = True
 
     def shows(self) -> list[Shown]:
         """Return all that leaves a site before training."""
-        questions = [RowCounts] * self.curves + [ColumnSums] * (not self.declared)
-        found = [one for question in questions for one in question.shows]
+        found = [RowCounts.shows[self.noisy]] if self.curves else []
+        found += [] if self.declared else ColumnSums.shows
         if self.evidence or self.pairs:
             found += [*ModesAt.shows, *ModeSpread.shows]
         return [*found, *PairSums.shows] if self.pairs else found

@@ -51,16 +51,23 @@ class RowCounts(RowQuestion):
             "how many rows, and of how many silos, lie between given numbers, column by column; "
             "where there are many, between finer ones",
         ),
+        summed("noisy", "how many rows, with noise, lie between given numbers, column by column"),
     )
     whole = True
 
     schema: Schema
     edges: Sequence[Matrix]
+    noisy: bool = False  # then rows alone, as whoever has the noise answers
+
+    @property
+    def part(self) -> Shown:
+        """Rows and clients, or rows with noise."""
+        return self.shows[self.noisy]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of two numbers for every cell."""
-        return 2, sum(len(own) + 1 for own in self.edges)
+        """Shape of the numbers of every cell."""
+        return 2 - self.noisy, sum(len(own) + 1 for own in self.edges)
 
     def answer(self, rows: ClientRows, place: int) -> Matrix:
         """Count."""

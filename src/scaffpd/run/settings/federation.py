@@ -350,6 +350,7 @@ class FederationTerms(SettingsTable):
             self.modelled,
             self.curved,
             self.pairs if self.paired else 0,
+            self.privacy is not None,
             bool(self.encoding().get("declared")),
             AUTO in strengths and self.privacy is None,
         )

@@ -1,0 +1,223 @@
+"""What leaves a silo is what was announced: equal sets, for every method, objective and mode."""
+
+from __future__ import annotations
+
+import inspect
+
+import numpy as np
+import pytest
+
+from cases.boards import ALL, sessions, together
+from cases.refusals import refuses
+from cases.silos import (
+    OBJECTIVE,
+    RANGES,
+    agree,
+    federation,
+    patients_who_die,
+    run,
+)
+from scaffpd.algorithms import ALGORITHMS
+from scaffpd.algorithms.base import SLOPES, VECTORS
+from scaffpd.deploy.announcing import announced, phases
+from scaffpd.deploy.transcript import Session
+from scaffpd.errors import InputError
+from scaffpd.federation.border import QUESTIONS
+from scaffpd.federation.questions import GradientsAt, Losses
+from scaffpd.objectives import OBJECTIVES
+from scaffpd.run.settings.federation import FederationFile
+from scaffpd.secure.ring import Places
+
+# three rounds, however good the model is by then
+SHORT = {"rounds = 500": "rounds = 3", "tol = 1e-6\n": ""}
+PRIVATE = RANGES | {
+    "[training]\nrounds = 500\ntol = 1e-6\n": "[privacy]\nepsilon = 8.0\n[training]\nrounds = 2\n"
+}
+GOALS = {
+    name: "" if kind.usual is None else f"{kind.parameter} = {kind.usual}"
+    for name, kind in OBJECTIVES.items()
+} | {"CVaR": "alpha = 0.6", "ChiSquareBall": "delta = 0.05", "Nash": "b = 3.0"}
+
+
+class Recorder:
+    """Notes what sessions post, part by part, beside what they say that it is."""
+
+    def __init__(self, monkeypatch):
+        self.posted = set()
+        self.numbers = {}
+        for name in ("clear", "total"):
+            original = getattr(Session, name)
+            monkeypatch.setattr(Session, name, self._noting(original))
+        original = Session._numbers
+
+        def numbers(session, kind, body, size):
+            self.numbers.setdefault(kind, set()).add(size)
+            return original(session, kind, body, size)
+
+        monkeypatch.setattr(Session, "_numbers", numbers)
+
+    def _noting(self, original):
+        recorder = self
+
+        def post(session, shown, *given):
+            parts = [shown] if hasattr(shown, "key") else shown
+            recorder.posted |= {one.key for one in parts}
+            return original(session, shown, *given)
+
+        return post
+
+
+def compared(path, places, monkeypatch):
+    """Run an agreement; return what was posted and what had been announced."""
+    file = FederationFile.read(path)
+    recorder = Recorder(monkeypatch)
+    outcome, _ = run(path, places)
+    assert outcome.final, outcome.sentence
+    # the hash of rows goes with the keys at the beginning of an epoch
+    expected = announced(file) - {("commitment", "rows")}
+    return recorder, expected
+
+
+def accepted(name):
+    """Whether silos take part in a method at all: it needs no single vectors."""
+    return not ALGORITHMS[name].needs & {VECTORS, SLOPES}
+
+
+WAYS = {
+    **{name: (name, "") for name in ALGORITHMS if accepted(name)},
+    "ScaffPD by theory": ("ScaffPD", 'steps = {kind = "Theory"}\n'),
+    "ScaffPD, one step": ("ScaffPD", "local_steps = 1\n"),
+    "AFL, a rate": ("AFL", "dual_rate = 0.1\n"),
+    "DRFA, a rate": ("DRFA", "dual_rate = 0.1\n"),
+}
+
+
+def prepared(folder, way="MinimaxSums", objective="ChiSquare", mode="plain"):
+    """An agreement of a method, an objective and a mode, granted by four silos."""
+    name, settings = WAYS[way]
+    replacing, more = MODES[mode]
+    method = f'[algorithm]\nkind = "{name}"\n{settings}'
+    if ALGORITHMS[name].needs_objective():
+        method = f'[objective]\nkind = "{objective}"\n{GOALS[objective]}\n{method}'
+    replacing = {OBJECTIVE: method} | (replacing if "noise" in mode else replacing | SHORT)
+    path, places = federation(folder, replacing=replacing, granted=False)
+    text = path.read_text()
+    path.write_text(text.replace("epsilon = 8.0\n", f"epsilon = 8.0\n{more}"))
+    for place in places.values():
+        place.write_text(place.read_text() + "\n[limits]\nshare = 1.0\n")
+    agree(path, places)
+    return path, places
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_every_method_posts_what_was_announced(tmp_path, fake_clock, monkeypatch, way):
+    recorder, expected = compared(*prepared(tmp_path, way=way), monkeypatch)
+    assert recorder.posted == expected
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_every_objective_posts_what_was_announced(tmp_path, fake_clock, monkeypatch, objective):
+    recorder, expected = compared(*prepared(tmp_path, "Fair", objective), monkeypatch)
+    assert recorder.posted == expected
+
+
+MODES = {
+    "plain": ({}, ""),
+    "curves": ({"labels = [0, 1]\n": 'labels = [0, 1]\ncurves = "on"\npairs = 2\n'}, ""),
+    "evidence": ({"l2 = 0.03\n": 'kappa = "auto"\n'}, ""),
+    "personal": ({"l2 = 0.03\n": "l2 = 0.03\nkappa = 2.0\n"}, ""),
+    "ranges": (RANGES, ""),
+    "noise": (PRIVATE, ""),
+    "noise and curves": (PRIVATE | {"labels = [0, 1]\n": 'labels = [0, 1]\ncurves = "on"\n'}, ""),
+    "shared noise": (PRIVATE, "shared = true\n"),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_posts_what_was_announced(tmp_path, fake_clock, monkeypatch, mode):
+    recorder, expected = compared(*prepared(tmp_path, "Fair", mode=mode), monkeypatch)
+    assert recorder.posted == expected
+
+
+def test_times_to_an_event_post_what_was_announced(tmp_path, fake_clock, monkeypatch):
+    recorder, expected = compared(*patients_who_die(tmp_path), monkeypatch)
+    assert recorder.posted == expected
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@pytest.mark.parametrize("way", WAYS)
+def test_whatever_is_accepted_posts_what_was_announced(
+    tmp_path, fake_clock, monkeypatch, way, objective, mode
+):
+    try:
+        path, places = prepared(tmp_path, way, objective, mode)
+    except InputError as refused:
+        pytest.skip(f"silos do not take part in that: {refused.code}")
+    file = FederationFile.read(path)
+    recorder = Recorder(monkeypatch)
+    outcome, _ = run(path, places)
+    assert recorder.posted <= announced(file)
+    if outcome.final and outcome.rounds > 1:
+        assert recorder.posted == announced(file) - {("commitment", "rows")}
+
+
+def test_numbers_in_the_clear_are_as_many_as_their_parts(tmp_path, fake_clock, monkeypatch):
+    """A number more under the name of another part would be one that nobody has read about."""
+    recorder, _ = compared(*prepared(tmp_path, "ScaffPD"), monkeypatch)
+    clear = {kind: sizes for kind, sizes in recorder.numbers.items() if kind.startswith("clear")}
+    parts = {"clear constants": 7, "clear gradients": 3, "clear evaluate accuracy": 3}
+    assert clear == {kind: {8 * count} for kind, count in parts.items()}
+
+
+def test_what_was_not_announced_is_refused_before_bytes_exist():
+    """Also where the session's owner is honest and the method is not."""
+    made, board = sessions(("a", "b", "c"))
+    for session in made.values():
+        session.announced = frozenset({("losses", "loss")})
+        session._exchange = None  # whoever gets there fails otherwise
+
+    def clear(name, session):
+        with refuses("not-announced"):
+            session.clear(GradientsAt.shows[:1], np.zeros(1))
+        with refuses("not-announced"):
+            session.total(GradientsAt.named("c"), np.zeros(2), Places.usual(2, 3))
+        return True
+
+    assert all(one is True for one in together(made, board, clear).values())
+    # a part that only a sum may show is not shown one by one, whatever was announced
+    session = next(iter(made.values()))
+    session.announced = ALL["announced"]
+    with refuses("not-announced"):
+        session.clear([GradientsAt.named("c")], np.zeros(2))
+    session.announced = ()
+    with refuses("not-announced"):
+        session.clear(Losses.shows, np.zeros(1))
+
+
+def test_every_part_has_words_that_can_be_read_aloud(tmp_path):
+    for kind, question in QUESTIONS.items():
+        for one in question.shows:
+            assert one.kind == kind
+            assert one.words
+            assert "_" not in one.words
+            assert not one.words.endswith(".")
+    path, _ = federation(tmp_path)
+    found = phases(FederationFile.read(path))
+    assert [phase.when for phase in found] == ["before training", "in every round", "at the end"]
+    assert all(phase.shown for phase in found)
+
+
+def test_methods_ask_for_no_more_than_they_may():
+    """`asks`, with any settings, is part of `questions`, from which work is planned."""
+    for name, kind in ALGORITHMS.items():
+        if name == "Fair" or not kind.questions:
+            continue
+        known = inspect.signature(kind).parameters
+        given = {"objective": OBJECTIVES["Average"]()} if kind.needs_objective() else {}
+        for steps in (1, 5):
+            more = {"local_steps": steps} if "local_steps" in known else {}
+            method = kind(**given, **more)
+            for convex in (True, False):
+                assert method.asks(convex) <= kind.questions, (name, steps, convex)
