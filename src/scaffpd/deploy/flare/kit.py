@@ -74,20 +74,19 @@ def content(kit: Path, name: str) -> bytes:
     path = (kit / STARTUP / name).resolve()
     if not (path.is_relative_to(kit.resolve()) and path.is_file()):
         raise InputError("kit-incomplete", f"There is no {name!r} in {str(kit / STARTUP)!r}.")
-    with path.open("rb") as stream:
-        found = stream.read(LARGEST + 1)
-    if len(found) > LARGEST:
+    if path.stat().st_size > LARGEST:
         raise InputError(
             "kit-file-too-large", f"{str(path)!r} has more than 64 kB: it is no part of a kit."
         )
-    return found
+    return path.read_bytes()
 
 
 def certificate(kit: Path, name: str) -> x509.Certificate:
     """Return the only certificate of a file."""
+    written = content(kit, name)
     try:
-        (found,) = x509.load_pem_x509_certificates(content(kit, name))
-    except (OSError, ValueError):
+        (found,) = x509.load_pem_x509_certificates(written)
+    except ValueError:
         raise InputError(
             "certificate-unreadable",
             f"{name!r} in {str(kit / STARTUP)!r} does not hold one certificate.",
@@ -98,10 +97,10 @@ def certificate(kit: Path, name: str) -> x509.Certificate:
 def address(kit: Path) -> tuple[str, int]:
     """Return host and port of the server that a kit belongs to."""
     server = (kit / STARTUP / "fed_server.json").exists()
+    written = content(kit, "fed_server.json" if server else "fed_client.json")
     try:
-        document = json.loads(content(kit, "fed_server.json" if server else "fed_client.json"))
-        found = TARGET.fullmatch(document["servers"][0]["service"]["target"])
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        found = TARGET.fullmatch(json.loads(written)["servers"][0]["service"]["target"])
+    except (ValueError, LookupError, TypeError, RecursionError):
         found = None
     if found is None or int(found[2]) >= 2**16:
         raise InputError(
@@ -117,9 +116,10 @@ def _name(certificate: x509.Certificate) -> str:
 
 
 def _key(kit: Path) -> PrivateKeyTypes:
+    written = content(kit, "client.key")
     try:
-        return load_pem_private_key(content(kit, "client.key"), password=None)
-    except (OSError, ValueError, TypeError, UnsupportedAlgorithm):
+        return load_pem_private_key(written, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
         raise _unfit(kit, "The private key cannot be read") from None
 
 

@@ -2,17 +2,24 @@
 
 A server may be anybody's who has the coordinator's keys. FLARE asks a site's rights only where the
 server's message says so, and has shell commands that read files; it allows any code to a user with
-the role "super", whom the owner of the root can make. So a site hears the few requests of a run,
-and takes one job: ours, to the letter.
+the role "super", whom the owner of the root can make; and it parses what a job brings, with
+includes of files and addresses. So a site hears the few requests of a run, and takes one job, the
+package's own, before FLARE unpacks it.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import runpy
-from pathlib import Path
+import uuid
+import zipfile
+import zlib
 
-from nvflare.apis.app_validation import AppValidator
+from nvflare.private.admin_defs import Message, error_reply
+from nvflare.private.defs import RequestHeader
+from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
+from nvflare.private.fed.client.training_cmds import DeployProcessor
 
 from scaffpd.deploy.flare.workspace import SITE_CLASSES
 
@@ -20,16 +27,15 @@ FLARE = "nvflare.private.fed.app.client.client_train"
 REQUESTS = (
     "CheckResourceProcessor",
     "CancelResourceProcessor",
-    "DeployProcessor",
     "StartJobProcessor",
     "AbortAppProcessor",
     "NotifyJobStatusProcessor",
 )
 CONFIG = "config/config_fed_client.json"
 SIGNED = (".__nvfl_sig.json", ".__nvfl_submitter.crt")
-FILES = {"config", CONFIG, "config/config_fed_server.json", *SIGNED}
-FILES |= {f"config/{name}" for name in SIGNED}
-LARGEST = 2**16  # bytes of a job's configuration
+FILES = {CONFIG, "config/config_fed_server.json", *SIGNED, *(f"config/{name}" for name in SIGNED)}
+FOLDERS = {"config/"}
+LARGEST = 2**16  # bytes of a file
 SILO, EXECUTOR = SITE_CLASSES
 # What FLARE's recipe makes of our classes (`provision.write_job`).
 JOB = {
@@ -57,31 +63,35 @@ JOB = {
 }
 
 
-class OnlyOurJob(AppValidator):  # type: ignore[misc]
-    """Refuse every job but ours; FLARE asks before it starts one."""
+class OnlyOurJob(DeployProcessor):  # type: ignore[misc]
+    """Take our job from a server; refuse every other one before anything of it is unpacked."""
 
-    def validate(self, app_folder: str) -> tuple[str, dict[str, object]]:
-        """Return why FLARE must not run what the server has sent; empty if it may."""
-        folder = Path(app_folder)
-        found = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
-        if more := sorted(found - FILES):
-            return f"This silo takes no code and no files: {more[0]!r} is no part of its job.", {}
-        try:
-            with (folder / CONFIG).open("rb") as stream:
-                job = json.loads(stream.read(LARGEST))
-        except (OSError, ValueError, RecursionError):
-            job = None
-        if job != JOB:
-            return "This silo runs the job of its own package, and the server's is another.", {}
-        return "", {}
+    def process(self, req: Message, app_ctx: object) -> Message:
+        """Deploy what a server has sent, or say why not."""
+        why = foreign(str(req.get_header(RequestHeader.JOB_ID)), req.body)
+        return error_reply(why) if why else super().process(req, app_ctx)
+
+
+def foreign(name: str, packed: bytes) -> str:
+    """Return why this package does not run a packed job; empty if it is its own."""
+    try:
+        if str(uuid.UUID(name)) != name:  # a folder's name, too
+            raise ValueError
+        with zipfile.ZipFile(io.BytesIO(packed)) as files:
+            names = [entry.filename for entry in files.infolist() if entry.file_size <= LARGEST]
+            if len({*names}) != len(files.infolist()) or {*names} - FILES - FOLDERS:
+                return "This silo takes no code and no files with a job."
+            job = json.loads(files.read(CONFIG))
+    except (ValueError, LookupError, TypeError, RuntimeError, zipfile.BadZipFile, zlib.error):
+        return "This silo cannot read the job."
+    return "" if job == JOB else "This silo runs the job of its own package, and no other."
 
 
 def main() -> None:
     """Run FLARE's site, which hears the requests of a run and no others."""
-    from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
-
     heard = ClientRequestProcessors.request_processors
     heard[:] = [one for one in heard if type(one).__name__ in REQUESTS]
+    heard.append(OnlyOurJob())
     runpy.run_module(FLARE, run_name="__main__", alter_sys=True)
 
 

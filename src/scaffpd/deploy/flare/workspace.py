@@ -30,7 +30,6 @@ RESOURCES = {
     "allow_log_streaming": False,
     # A heartbeat that a dead server never answers delays the next one, and so the reconnection.
     "client": {"retry_timeout": 30, "compression": "Gzip", "maint_msg_timeout": PATIENCE},
-    "app_validator": {"path": "scaffpd.deploy.flare.site.OnlyOurJob", "args": {}},
     "components": [
         {
             "id": "resource_manager",
