@@ -15,7 +15,12 @@ from cases.kits import booby_trap, new_key, secret, write_kit, write_target
 from cases.refusals import refuses
 from scaffpd.deploy.flare.kit import LARGEST, SiteKit
 from scaffpd.deploy.flare.serving import checked_kit, served, trouble
-from scaffpd.deploy.flare.workspace import RESOURCES, SITE_CLASSES, write_workspace
+from scaffpd.deploy.flare.workspace import (
+    RESOURCES,
+    SITE_CLASSES,
+    private_folder,
+    write_workspace,
+)
 from scaffpd.files import lock_folder
 
 
@@ -27,6 +32,7 @@ def test_a_site_takes_four_things_and_writes_the_rest_itself(tmp_path):
     own = SiteKit.read(kit, "va")
     assert (own.host, own.port, own.federation) == ("localhost", 8002, "hospitals")
     folder = tmp_path / "engine" / "workspace"
+    private_folder(folder.parent)
     (folder / "local" / "custom").mkdir(parents=True)  # of somebody's who packed the silo's folder
     write_workspace(folder, "va", own)
     found = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
@@ -52,16 +58,19 @@ def test_a_site_takes_four_things_and_writes_the_rest_itself(tmp_path):
 
 
 def test_links_that_come_with_a_silos_folder_are_not_followed(tmp_path):
-    own = SiteKit.read(write_kit(tmp_path / "kit"), "va")
+    write_kit(tmp_path / "kit")
     elsewhere = tmp_path / "elsewhere"
     (elsewhere / "workspace" / "kept").mkdir(parents=True)
-    (tmp_path / "engine").symlink_to(elsewhere)
-    write_workspace(tmp_path / "engine" / "workspace", "va", own)
-    assert not (tmp_path / "engine").is_symlink()
+    engine = tmp_path / "engine"
+    engine.symlink_to(elsewhere)
+    private_folder(engine)
+    assert not engine.is_symlink()
     assert [path.name for path in (elsewhere / "workspace").iterdir()] == ["kept"]
-    (tmp_path / "engine" / "lock").symlink_to(elsewhere / "lock")
-    write_workspace(tmp_path / "engine" / "workspace", "va", own)
-    assert not (tmp_path / "engine" / "lock").is_symlink()
+    (engine / "lock").symlink_to(elsewhere / "workspace")
+    (engine / "logs" / "va").mkdir(parents=True)
+    (engine / "logs" / "va" / "log.txt").symlink_to(elsewhere / "log")
+    private_folder(engine)
+    assert {path.name for path in engine.rglob("*")} == {"logs", "va"}
 
 
 def test_a_kit_for_another_silo_is_named_as_such(tmp_path):

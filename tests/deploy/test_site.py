@@ -130,18 +130,48 @@ def test_the_job_that_a_site_takes_is_the_one_that_provisioning_writes(tmp_path,
     assert asked(packed(signed | sent))[1]
 
 
-def test_a_site_hears_what_a_run_needs_and_no_commands():
-    """FLARE's processors read files, and a server decides whether they ask for a site's rights."""
-    done = forked(
-        "import runpy\n"
-        "from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors\n"
-        "from scaffpd.deploy.flare import site\n"
-        "runpy.run_module = lambda *_, **__: None\n"
-        "site.main()\n"
-        "found = ClientRequestProcessors.request_processors\n"
-        "print(sorted(topic for one in found for topic in one.get_topics()))"
-    )
-    assert done.stdout.strip() == str(
+# A server's message to FLARE's agent, which does not say that the site is to be asked for rights.
+READ_A_FILE = """
+import runpy
+from types import SimpleNamespace
+from nvflare.apis.fl_context import FLContext
+from nvflare.fuel.f3.cellnet.core_cell import Message as CellMessage
+from nvflare.fuel.sec.audit import AuditService
+from nvflare.private.admin_defs import Message
+from nvflare.private.fed.client.admin import FedAdminAgent
+from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
+from scaffpd.deploy.flare import site
+
+class Engine:
+    def new_context(self):
+        return FLContext()
+
+def said():
+    cell = SimpleNamespace(register_request_cb=lambda **_: None)
+    agent = FedAdminAgent("va", cell, Engine())
+    for processor in ClientRequestProcessors.request_processors:
+        agent.register_processor(processor)
+    request = CellMessage({{}}, Message("sys.shell", "cat {patients}"))
+    return str(agent._dispatch_request(request).payload.body), sorted(agent.processors)
+
+AuditService.initialize({audit!r})
+print(said()[0])
+runpy.run_module = lambda *_, **__: None
+site.main()
+print(*said(), sep="\\n")
+"""
+
+
+def test_a_site_hears_what_a_run_needs_and_no_commands(tmp_path):
+    """FLARE's site shows files to a server; ours does not."""
+    patients = tmp_path / "patients.csv"
+    patients.write_text("age,hiv")
+    done = forked(READ_A_FILE.format(patients=patients, audit=str(tmp_path / "audit.log")))
+    assert done.returncode == 0, done.stderr
+    flares, ours, topics = done.stdout.splitlines()
+    assert flares == "age,hiv"
+    assert "invalid_request" in ours
+    assert topics == str(
         [
             "scheduler.cancel_resource",
             "scheduler.check_resource",
@@ -150,7 +180,7 @@ def test_a_site_hears_what_a_run_needs_and_no_commands():
             "train.notify_job_status",
             "train.start_job",
         ]
-    ), done.stderr
+    )
 
 
 @pytest.mark.deploy

@@ -71,9 +71,7 @@ def served(file: Path, site: str = "") -> Iterator[Processes]:
         log = log_file(file, site)
         private_folder(place)
         log.parent.mkdir(parents=True, exist_ok=True)
-        # Python finds no modules in the current folder, where FLARE unpacks what a server sends.
-        environment |= {SITE_FILE: str(file.resolve()), "PYTHONSAFEPATH": "1"}
-        environment |= {"NVFL_LOG_ROOT": str(log.parents[1])}
+        environment |= {SITE_FILE: str(file.resolve()), "NVFL_LOG_ROOT": str(log.parents[1])}
     else:
         place = workspace = kit
         log = kit / LOG

@@ -69,7 +69,6 @@ LOG = {
 
 def write_workspace(folder: Path, silo: str, kit: SiteKit) -> None:
     """Empty a folder, and write the workspace of a silo into it."""
-    private_folder(folder.parent)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700)
     local, startup = folder / "local", folder / STARTUP
@@ -90,14 +89,13 @@ def write_workspace(folder: Path, silo: str, kit: SiteKit) -> None:
 
 
 def private_folder(folder: Path) -> None:
-    """Make a folder that is this account's alone; drop links that somebody else has put there."""
+    """Make a folder this account's alone; drop links that may have come with a silo's folder."""
     if folder.is_symlink():
         folder.unlink()
     folder.mkdir(mode=0o700, exist_ok=True)
     folder.chmod(0o700)
-    for path in folder.rglob("*"):
-        if path.is_symlink():
-            path.unlink()
+    for path in [path for path in folder.rglob("*") if path.is_symlink()]:
+        path.unlink()
 
 
 def _client(silo: str, kit: SiteKit) -> Mapping[str, object]:
