@@ -36,13 +36,13 @@ def signed(name, by, key, issuer, days=(-1, 300), role=""):
     return built.sign(issuer, SHA256()).public_bytes(Encoding.PEM)
 
 
-def write_kit(kit, name="va", port=8002, days=(-1, 300), role="", root="root"):
-    """Write the kit of a silo of the federation `hospitals`, and return it."""
+def write_kit(kit, name="va", port=8002, days=(-1, 300), role="", root="root", of="hospitals"):
+    """Write the kit of a silo of a federation, and return it."""
     startup = kit / "startup"
     startup.mkdir(parents=True)
     key, authority = new_key(name), new_key(root)
-    (startup / "client.crt").write_bytes(signed(name, "hospitals", key, authority, days, role))
-    (startup / "rootCA.pem").write_bytes(signed("hospitals", "hospitals", authority, authority))
+    (startup / "client.crt").write_bytes(signed(name, of, key, authority, days, role))
+    (startup / "rootCA.pem").write_bytes(signed(of, of, authority, authority))
     (startup / "client.key").write_bytes(secret(key))
     write_target(kit, f"localhost:{port}")
     return kit

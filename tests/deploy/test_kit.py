@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
 pytest.importorskip("nvflare", reason="nvflare is an extra: pip install 'scaffpd[flare]'")
 
-from cases.kits import booby_trap, new_key, secret, write_kit, write_target
+from cases.kits import booby_trap, new_key, secret, signed, write_kit, write_target
 from cases.refusals import refuses
 from scaffpd.deploy.flare.kit import LARGEST, SiteKit
 from scaffpd.deploy.flare.serving import checked_kit, served, trouble
@@ -100,6 +100,11 @@ def foreign_root(kit):
     (other / "startup" / "rootCA.pem").replace(kit / "startup" / "rootCA.pem")
 
 
+def root_of_a_root(kit):
+    signature = signed("hospitals", "hospitals", new_key("root"), new_key("another"))
+    (kit / "startup" / "rootCA.pem").write_bytes(signature)
+
+
 def two_certificates(kit):
     path = kit / "startup" / "client.crt"
     path.write_bytes(path.read_bytes() * 2)
@@ -137,6 +142,7 @@ def no_root(kit):
         (another_key, "kit-does-not-fit"),
         (locked_key, "kit-does-not-fit"),
         (foreign_root, "kit-does-not-fit"),
+        (root_of_a_root, "kit-does-not-fit"),
         (two_certificates, "certificate-unreadable"),
         (linked_key, "kit-incomplete"),
         (linked_folder, "kit-incomplete"),
@@ -157,6 +163,7 @@ def test_what_does_not_fit_is_refused_before_anything_starts(tmp_path, change, c
     [
         ({"role": "project_admin"}, "not-a-kit-for-silos"),
         ({"name": "localhost"}, "not-a-kit-for-silos"),
+        ({"of": "hospitals --set"}, "kit-does-not-fit"),
         ({"days": (-300, -1)}, "certificate-not-valid"),
         ({"days": (1, 300)}, "certificate-not-valid"),
     ],
