@@ -73,37 +73,37 @@ def start(file: SiloToml) -> None:
     Examples:
         scaffpd silo start silo.toml
     """
-    from scaffpd.deploy.flare.serving import CONSOLE, KIT, address, expiry_warning, served
+    from scaffpd.deploy.flare.kit import address
+    from scaffpd.deploy.flare.serving import CONSOLE, KIT, expiry_warning, log_file, served
 
     settings = _settings(file)
     kit = settings.path.parent / KIT
+    log = log_file(settings.path, settings.name)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with served(settings.path, settings.name) as processes:
             say = partial(print, flush=True)
             host, port = address(kit)
-            say(f"Silo {settings.name!r} connects to {host}:{port}; FLARE's log is {kit}/log.txt.")
+            say(f"Silo {settings.name!r} connects to {host}:{port}; FLARE's log is {log}.")
             if warning := expiry_warning(settings.path):
                 say(warning)
-            _report(settings, processes, kit, say)
+            _report(settings, processes, say)
     except KeyboardInterrupt:
         return  # whoever ends a service wants it to end
-    typer.secho(f"FLARE has ended; {kit}/log.txt and {CONSOLE} say why.", fg="red", err=True)
+    typer.secho(f"FLARE has ended; {log} and {CONSOLE} say why.", fg="red", err=True)
     raise typer.Exit(FAILED)
 
 
-def _report(
-    settings: SiloFile, processes: Processes, kit: Path, say: Callable[[str], object]
-) -> None:
+def _report(settings: SiloFile, processes: Processes, say: Callable[[str], object]) -> None:
     """Say what FLARE's log and the silo's records say, until FLARE ends."""
-    from scaffpd.deploy.flare.serving import trouble
+    from scaffpd.deploy.flare.serving import KIT, log_file, trouble
     from scaffpd.deploy.records import ASKED, BEGUN, SiloRecords
     from scaffpd.files import JsonLines
     from scaffpd.run.settings.silo import ASK
 
     records = JsonLines(settings.records)
     records.skip()
-    log = kit / "log.txt"
+    log = log_file(settings.path, settings.name)
     place = log.stat().st_size if log.exists() else 0
     sentences = {
         ASKED: f"A run asks this silo: scaffpd silo agree {settings.path} --grant ",
@@ -116,7 +116,7 @@ def _report(
         time.sleep(1.0)
         if not connected and time.monotonic() > look:
             look = time.monotonic() + WAIT
-            found = trouble(kit)
+            found = trouble(settings.path.parent / KIT)
             if found != why:
                 say(found or "The server answers.")
             why = found
