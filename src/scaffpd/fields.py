@@ -118,18 +118,21 @@ Texts = Annotated[
 Codes = Annotated[tuple[str | int | float, ...], _listed, Needs('a list such as [-999, "unknown"]')]
 Names = Annotated[
     tuple[Annotated[str, StringConstraints(pattern=NAME)], ...],
-    Field(min_length=1),
+    Field(min_length=1, max_length=1000),
     _listed,
     AfterValidator(_distinct),
-    Needs('the names of all silos (letters, digits, - and _), such as ["north", "south"],'),
+    Needs('the names of at most 1000 silos (letters, digits, - and _), as in ["north", "south"],'),
 ]
 Switch = Annotated[bool, Needs("true or false")]
 Whole = Annotated[int, Field(ge=0, le=MOST), Needs("a whole number >= 0")]
 Count = Annotated[int, Field(ge=1, le=MOST), Needs("a whole number >= 1")]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), Needs("a number >= 0")]
 Positive = Annotated[float, Field(ge=1e-12, allow_inf_nan=False), Needs("a number above 0")]
-Between = Annotated[float, Field(ge=1e-300, lt=1), Needs("a number between 0 and 1")]
-Range = Annotated[list[float], Field(min_length=2, max_length=2), Needs("[least, largest]")]
+Strength = Annotated[float, Field(ge=1e-12, le=1e12), Needs("a number from 1e-12 to 1e12")]
+Epsilon = Annotated[float, Field(ge=1e-6, le=1e6), Needs("a number from 1e-6 to 1e6")]
+Delta = Annotated[float, Field(ge=1e-30, le=1e-3), Needs("a number from 1e-30 to 0.001")]
+Bound = Annotated[float, Field(ge=-1e150, le=1e150)]  # whose square is a number
+Range = Annotated[list[Bound], Field(min_length=2, max_length=2), Needs("[least, largest]")]
 Share = Annotated[float, Field(ge=0, lt=1), Needs("a share from 0 to below 1")]
 
 
@@ -163,7 +166,8 @@ def _refusal(
     raised = about.get("error")
     if isinstance(raised, InputError):  # by a validator of ours
         return raised
-    names = [part for part in error["loc"] if isinstance(part, str)]
+    texts = (part for part in error["loc"] if isinstance(part, str))
+    names = [part for part in texts if "[" not in part and not part.startswith("constrained-")]
     known, needs = _described(kind, names)
     path = [name for name in names if not name[:1].isupper()]
     label = ".".join(path)

@@ -94,18 +94,24 @@ def test_it_is_compared(own):
 
 
 def test_it_is_deployed_where_operators_agree(own, tmp_path):
-    """Its code is the silo's own file, and the agreement announces it."""
+    """Every file has a name for its owner's own copy, and the agreement announces it."""
     path, places = write_hospitals(tmp_path / "silos")
+    entry = f'\n[methods]\nalternating = "{ALGORITHM}"\n'
+    for place in places.values():
+        place.write_text(place.read_text() + entry)
     text = path.read_text().replace(
-        "[objective]", f'[algorithm]\nkind = "{ALGORITHM}"\n\n[objective]'
+        "[objective]", '[algorithm]\nkind = "alternating"\n\n[objective]'
     )
-    path.write_text(text[: text.index("[training]")] + "[training]\nrounds = 4\ntol = 0\n")
+    path.write_text(text[: text.index("[training]")] + f"[training]\nrounds = 4\ntol = 0\n{entry}")
     silos = {name: Silo.open(place) for name, place in places.items()}
     agree_for_all(FederationFile.read(path), places)
     outcome = coordinate(path, InProcess(silos))
     assert (outcome.status, outcome.rounds) == ("round limit", 4)
-    (document,) = silos["va"].records.documents().values()
-    assert Agreement(document).summary(places["va"], {})["code"] == [ALGORITHM]
+    va = silos["va"]
+    (document,) = va.records.known().documents.values()
+    assert ALGORITHM not in str(document)
+    code = Agreement(document).summary(va.file, {})["code"]
+    assert code == [f"method 'alternating' = {ALGORITHM} of this silo's own file"]
 
 
 def test_commands_take_it(own, tmp_path):

@@ -113,7 +113,7 @@ LINES = {
     "silo check nowhere.toml": "data-file-unreadable",
     "silo check word.toml": "not-a-table",
     "deploy provision silos.toml": "setting-missing",
-    "deploy provision rho.toml": "number-not-positive",
+    "deploy provision rho.toml": "setting-invalid",
     "deploy provision port.toml": "setting-invalid",
 }
 

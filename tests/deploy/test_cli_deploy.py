@@ -38,7 +38,7 @@ def refused(capsys, *arguments):
         ('"ChiSquare"', '"ChiSqare"', "unknown-name"),
         ("rho = 0.1", "row = 0.1", "unknown-name"),
         ("rho = 0.1", "", "settings-incomplete"),
-        ("rho = 0.1", "rho = -2", "number-not-positive"),
+        ("rho = 0.1", "rho = -2", "setting-invalid"),
         ('[objective]\nkind = "ChiSquare"\nrho = 0.1', "", "objective-missing"),
         ("[objective]", '[algorithm]\nkind = "FedAvg"\n[objective]', "objective-of-its-own"),
         ("[objective]", '[algorithm]\nkind = "FedAverage"\n[objective]', "unknown-name"),

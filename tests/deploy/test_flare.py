@@ -35,6 +35,7 @@ from scaffpd import cli
 from scaffpd.deploy.deployed_run import DeployedRun, Outcome
 from scaffpd.deploy.flare import admin, client, provision, server, serving
 from scaffpd.deploy.flare.admin import LostError
+from scaffpd.deploy.flare.kit import SITE_PARTS, SiteKit
 from scaffpd.deploy.flare.provision import FlareProject
 from scaffpd.deploy.flare.serving import (
     SITE_FILE,
@@ -44,6 +45,7 @@ from scaffpd.deploy.flare.serving import (
     expiry_warning,
     served,
 )
+from scaffpd.deploy.flare.workspace import SITE_CLASSES
 from scaffpd.deploy.messages import REFUSED, Failure, decode
 from scaffpd.deploy.processes import Processes
 from scaffpd.deploy.recording import record_of
@@ -156,7 +158,7 @@ def test_the_job_carries_no_code(tmp_path):
     assert {file.suffix for file in folder.rglob("*") if file.is_file()} == {".json"}
     meta = json.loads((folder / "meta.json").read_text())
     assert meta["min_clients"] == 3
-    for part, allowed in (("server", provision.SERVER_CLASSES), ("client", provision.SITE_CLASSES)):
+    for part, allowed in (("server", provision.SERVER_CLASSES), ("client", SITE_CLASSES)):
         config = (folder / "app" / "config" / f"config_fed_{part}.json").read_text()
         assert paths(json.loads(config)) == set(allowed)
         assert "silo.toml" not in config
@@ -182,23 +184,23 @@ def test_names_that_flare_cannot_use_are_refused(change, code):
         FlareProject(**({"name": "f", "silos": ("a",), "host": "localhost"} | change))
 
 
-def test_a_site_allows_two_classes_no_code_and_no_log_streaming(tmp_path):
-    local = tmp_path
+def test_a_server_allows_two_classes_one_job_and_no_code(tmp_path):
     default = {
-        "client": {},
-        "components": [{"id": "site_log_streamer"}, {"id": "resource_manager"}],
+        "servers": [{}],
+        "components": [{"id": "job_scheduler", "args": {}}, {"id": "log_receiver"}],
     }
-    (local / "resources.json.default").write_text(json.dumps(default))
-    (local / "log_config.json.default").write_text(
+    (tmp_path / "resources.json.default").write_text(json.dumps(default))
+    (tmp_path / "log_config.json.default").write_text(
         json.dumps({"loggers": {"root": {"handlers": ["x"]}}})
     )
-    builder = provision.SiteRules()
-    builder._write(local, builder._site)
-    resources = json.loads((local / "resources.json").read_text())
-    assert resources["class_allow_list"] == list(provision.SITE_CLASSES)
-    assert resources["allow_log_streaming"] is False
-    assert [part["id"] for part in resources["components"]] == ["resource_manager"]
-    rights = json.loads((local / "authorization.json").read_text())["permissions"]
+    project = types.SimpleNamespace(get_server=lambda: "server")
+    context = types.SimpleNamespace(get_local_dir=lambda part: tmp_path)
+    provision.ServerRules().build(project, context)
+    resources = json.loads((tmp_path / "resources.json").read_text())
+    assert resources["class_allow_list"] == list(provision.SERVER_CLASSES)
+    assert [part["id"] for part in resources["components"]] == ["job_scheduler"]
+    assert resources["components"][0]["args"]["max_jobs"] == 1
+    rights = json.loads((tmp_path / "authorization.json").read_text())["permissions"]
     assert all(role.get("byoc", "none") == "none" for role in rights.values())
 
 
@@ -307,6 +309,8 @@ def test_provisioning_gives_every_part_its_own_keys_and_nobody_elses(tmp_path, m
     assert f"deploy run {path}" in capsys.readouterr().out
     kits = [home / "kit", *(home / name / "kit" for name in places)]
     assert all(kit.stat().st_mode & 0o077 == 0 for kit in (*kits, home / "authority"))
+    for kit in kits[1:]:
+        assert sorted(file.name for file in kit.rglob("*.*")) == sorted(SITE_PARTS)
     keys = [file.read_bytes() for kit in kits for file in kit.rglob("*.key")]
     assert len(keys) == len(set(keys)) == len(places) + 2  # silos, server and administrator
     assert 'name = "va"' in places["va"].read_text()
@@ -318,6 +322,11 @@ def test_provisioning_gives_every_part_its_own_keys_and_nobody_elses(tmp_path, m
     roots = {kit: (kit / "startup" / "rootCA.pem").read_bytes() for kit in kits}
     assert roots.pop(home / "va" / "kit") == root  # an old kit is of no use
     assert set(roots.values()) == {(home / "new" / "kit/startup/rootCA.pem").read_bytes()} != {root}
+    assert SiteKit.read(home / "new" / "kit", "new").federation == FederationFile.read(path).name
+    with refuses("not-a-kit-for-silos"):
+        SiteKit.read(home / "kit" / "admin", "new")
+    with refuses("not-a-kit-for-silos"):
+        SiteKit.read(home / "kit", "new")
     assert 'name = "new"' in (home / "new" / "silo.toml").read_text()
     with answering(home / "kit") as port:
         monkeypatch.setattr(serving, "address", lambda kit: ("localhost", port))
@@ -502,7 +511,7 @@ def test_a_full_disk_is_the_reason_that_it_cannot_hold(followed, monkeypatch):
 
 def test_two_processes_do_not_share_a_kit(tmp_path):
     file = certified(tmp_path, -1, 300)
-    with lock_folder(tmp_path / "kit", ""), refuses("locked"), served(file, "a"):
+    with lock_folder(tmp_path / "kit", ""), refuses("locked"), served(file):
         pass
 
 

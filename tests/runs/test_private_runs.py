@@ -172,11 +172,11 @@ def test_the_model_is_of_use(tmp_path):
 @pytest.mark.parametrize(
     ("tables", "sentence"),
     [
-        ({"privacy": {}}, "needs a number above 0 for privacy.epsilon, but it is missing"),
-        ({"privacy": {"epsilon": 0}}, "needs a number above 0 for privacy.epsilon"),
+        ({"privacy": {}}, "needs a number from 1e-6 to 1e6 for privacy.epsilon, but it is missing"),
+        ({"privacy": {"epsilon": 0}}, "needs a number from 1e-6 to 1e6 for privacy.epsilon"),
         (
-            {"privacy": {"epsilon": 1, "delta": 1}},
-            "needs a number between 0 and 1 for privacy.delta",
+            {"privacy": {"epsilon": 1, "delta": 0.002}},
+            "needs a number from 1e-30 to 0.001 for privacy.delta",
         ),
         ({"privacy": {"epsilon": 1, "clipp": 1}}, "did you mean 'clip'"),
         ({"privacy": {"epsilon": 1, "seed": -1}}, "privacy.seed"),

@@ -194,7 +194,7 @@ def test_no_scale_comes_from_outside(tmp_path, size):
         values = {**document, "terms": {**document["terms"], **terms}}
         asked = encode(Message(BEGIN, {"agreement": values, "epoch": "1", "states": []}))
         reply = decode(silo.answer(asked))
-        assert (reply.kind, reply.values["code"]) == (REFUSED, "unknown-name")
+        assert (reply.kind, reply.values["code"]) == (REFUSED, "agreement-unusable")
 
 
 def test_a_row_moves_itself_alone(tmp_path):

@@ -73,37 +73,37 @@ def start(file: SiloToml) -> None:
     Examples:
         scaffpd silo start silo.toml
     """
-    from scaffpd.deploy.flare.serving import CONSOLE, KIT, address, expiry_warning, served
+    from scaffpd.deploy.flare.kit import address
+    from scaffpd.deploy.flare.serving import CONSOLE, KIT, expiry_warning, log_file, served
 
     settings = _settings(file)
     kit = settings.path.parent / KIT
+    log = log_file(settings.path, settings.name)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with served(settings.path, settings.name) as processes:
             say = partial(print, flush=True)
             host, port = address(kit)
-            say(f"Silo {settings.name!r} connects to {host}:{port}; FLARE's log is {kit}/log.txt.")
+            say(f"Silo {settings.name!r} connects to {host}:{port}; FLARE's log is {log}.")
             if warning := expiry_warning(settings.path):
                 say(warning)
-            _report(settings, processes, kit, say)
+            _report(settings, processes, say)
     except KeyboardInterrupt:
         return  # whoever ends a service wants it to end
-    typer.secho(f"FLARE has ended; {kit}/log.txt and {CONSOLE} say why.", fg="red", err=True)
+    typer.secho(f"FLARE has ended; {log} and {CONSOLE} say why.", fg="red", err=True)
     raise typer.Exit(FAILED)
 
 
-def _report(
-    settings: SiloFile, processes: Processes, kit: Path, say: Callable[[str], object]
-) -> None:
+def _report(settings: SiloFile, processes: Processes, say: Callable[[str], object]) -> None:
     """Say what FLARE's log and the silo's records say, until FLARE ends."""
-    from scaffpd.deploy.flare.serving import trouble
+    from scaffpd.deploy.flare.serving import KIT, log_file, trouble
     from scaffpd.deploy.records import ASKED, BEGUN, SiloRecords
     from scaffpd.files import JsonLines
     from scaffpd.run.settings.silo import ASK
 
     records = JsonLines(settings.records)
     records.skip()
-    log = kit / "log.txt"
+    log = log_file(settings.path, settings.name)
     place = log.stat().st_size if log.exists() else 0
     sentences = {
         ASKED: f"A run asks this silo: scaffpd silo agree {settings.path} --grant ",
@@ -116,7 +116,7 @@ def _report(
         time.sleep(1.0)
         if not connected and time.monotonic() > look:
             look = time.monotonic() + WAIT
-            found = trouble(kit)
+            found = trouble(settings.path.parent / KIT)
             if found != why:
                 say(found or "The server answers.")
             why = found
@@ -127,11 +127,11 @@ def _report(
                     connected = True
                     say("Connected.")
                 place = lines.tell()
-        for line in records.read():
-            digest = line["agreement"]
-            waits = settings.agree == ASK and SiloRecords(settings.records).granted(digest) is None
-            if line["what"] in sentences and (waits or line["what"] == BEGUN):
-                say(f"{sentences[line['what']]}{digest[:SHOWN]}")
+        new = [(line["what"], line["agreement"]) for line in records.read()]
+        waiting = SiloRecords(settings.records).known().waiting if new else set()
+        for what, digest in new:
+            if what == BEGUN or (what == ASKED and settings.agree == ASK and digest in waiting):
+                say(f"{sentences[what]}{digest[:SHOWN]}")
 
 
 def agree(
@@ -155,29 +155,30 @@ def agree(
 
     settings = _settings(file)
     records = SiloRecords(settings.records)
-    known = records.documents()
+    known = records.known()
+    documents = known.documents
     wanted = grant or revoke
     if grant and revoke:
         raise InputError("grant-and-revoke", "Give --grant or --revoke, not both.")
     if wanted:
-        matching = [digest for digest in known if digest.startswith(wanted.lower())]
+        matching = [digest for digest in documents if digest.startswith(wanted.lower())]
         if len(matching) != 1:
-            names = ", ".join(matching or (digest[:SHOWN] for digest in known))
+            names = ", ".join(matching or (digest[:SHOWN] for digest in documents))
             raise InputError(
                 "no-such-agreement",
                 f"{wanted!r} does not name a single agreement: {names or 'none has arrived'}.",
             )
         records.note(GRANTED if grant else REVOKED, matching[0], by=_account())
-        known = {matching[0]: known[matching[0]]}
+        known = records.known()
+        documents = {matching[0]: documents[matching[0]]}
     states = {True: "agreed to", False: "withdrawn from", None: "waiting"}
-    shown = [
-        {
-            "agreement": digest,
-            "state": states[records.granted(digest)],
-            **Agreement(document).summary(settings.path, records.begun()),
-        }
-        for digest, document in known.items()
-    ]
+    shown = []
+    for digest, document in documents.items():
+        own = {"agreement": digest, "state": states[known.granted.get(digest)]}
+        try:
+            shown.append(own | Agreement(document).summary(settings, known.begun))
+        except InputError as error:  # of another version, or of other limits
+            shown.append(own | {"unusable": str(error)})
     print_json(shown) if as_json else show_agreements(shown)
 
 
@@ -307,6 +308,10 @@ def show_agreements(known: Sequence[Overview]) -> None:
     if not known:
         say(console, "No run has asked anything of this site yet.")
     for own in known:
+        if "unusable" in own:
+            section(console, f"Agreement {own['agreement'][:SHOWN]}")
+            facts(console, {"is": own["state"], "unusable": printable(own["unusable"])})
+            continue
         noise = own["noise"]
         lines = {
             "is": own["state"],

@@ -227,7 +227,7 @@ def objective_table(
     known = {name.lower(): name for name in OBJECTIVES} | {"chi2": "ChiSquare", "worst": "Agnostic"}
     name = known.get(wanted.lower().replace("-", "").replace("_", ""), wanted)
     kind = class_of(
-        Objective, name, Path(what).parent if is_settings(what) else Path.cwd(), "objective"
+        Objective, name, "objective", Path(what).parent if is_settings(what) else Path.cwd()
     )
     if strength is None and (not kind.parameter or kind.usual is not None):
         return {"kind": name}  # the usual one, or one that goes by the clients' losses

@@ -3,6 +3,10 @@ r"""`Agreement`: one document and one hash of all that silos agree on before a r
 It has the terms of federation.toml (columns, model, method, objective, rounds, tolerance, seed, ε),
 the noise that follows from them, the members' keys and the version of the software. A silo decides
 from it alone: nothing that comes later can ask for more, as every silo runs the method itself.
+
+It is data: names of the package's methods, objectives and losses, and numbers in ranges. A name
+that is not the package's is looked up in the silo's own file, and only after a person has agreed is
+that class loaded; what depends on it is checked then.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from scaffpd.models import Linear
 from scaffpd.privacy import Private
 from scaffpd.privacy.counts import MOST, CountNoise, spent_on_counts
 from scaffpd.run.settings.federation import FederationTerms
+from scaffpd.run.settings.method_tables import entries
 from scaffpd.run.settings.silo import ALWAYS, SiloFile
 from scaffpd.secure.aggregation import colluding_of, most_weightings, share_of
 from scaffpd.secure.keys import Card
@@ -36,12 +41,19 @@ from scaffpd.secure.ring import BYTES
 # Further rounds that the noise allows for, enough for three stops. A stop may cost almost three:
 # the round under way, the one before where a silo lacks its state, and what a method asks first.
 SPARE = 8
+LONGEST = 2**16  # bytes of a document
+DEEPEST = 6  # tables and lists in one another
+NOISE = 12  # numbers that noise has at most
 SAFE = 5  # honest silos from which on the sums of a point leave single losses open
 EPSILON = 1e-9  # of a share
 LARGEST = 2**26  # bytes of all posts of an exchange; a network of 10⁶ parameters at four silos
 CHANGED = (
     "If rows of a single silo have changed since an earlier run, everybody can compute what the "
     "change adds to its gradient at the model's own start: the difference of two sums."
+)
+UNKNOWN = (
+    "What leaves is decided by {names}, code of this silo's own file that is loaded once you have "
+    "agreed: it may ask for all that follows."
 )
 
 
@@ -52,21 +64,29 @@ class Agreement:
     values: Json
 
     @classmethod
-    def made(cls, terms: FederationTerms, cards: Mapping[str, Card]) -> Agreement:
-        """Complete the terms of a federation."""
+    def made(
+        cls, terms: FederationTerms, cards: Mapping[str, Card], noise: Json | None = None
+    ) -> Agreement:
+        """Complete the terms of a federation; `noise` is given where it is not known yet."""
         keys = {name: cards[name].digits for name in terms.silos}
+        if noise is None:
+            noise = {} if terms.privacy is None else _noise(terms)
         values = {
             "version": __version__,
             "protocol": PROTOCOL,
             "terms": terms.terms(),
             "keys": keys,
-            "noise": {} if terms.privacy is None else _noise(terms),
+            "noise": noise,
         }
-        return cls(json.loads(json.dumps(values)))
+        return cls(json.loads(_text(values)))
 
     @classmethod
     def of(cls, values: object, path: Path) -> Agreement:
-        """Read a document that came from outside; `path` is the silo's own file."""
+        """Read a document that came from outside; `path` is the silo's own file.
+
+        Nothing is imported. Noise that an own method determines is only checked by `settled`.
+        """
+        _text(values)
         if not isinstance(values, dict) or not isinstance(values.get("keys"), dict):
             raise InputError("agreement-unusable", "The agreement cannot be read.")
         if (values.get("version"), values.get("protocol")) != (__version__, PROTOCOL):
@@ -77,9 +97,13 @@ class Agreement:
             )
         found = cls(values)
         terms = found.terms(path)
-        if not close_values(cls.made(terms, found.cards).values, values, NEAR):
-            raise InputError("agreement-unusable", "The agreement says more than its terms.")
+        found._as_made(terms, None if terms.settled else _some_noise(terms, values.get("noise")))
         return found
+
+    def _as_made(self, terms: FederationTerms, noise: Json | None = None) -> None:
+        made = self.made(terms, self.cards, noise)
+        if not close_values(made.values, self.values, NEAR):
+            raise InputError("agreement-unusable", "The agreement says more than its terms.")
 
     @cached_property
     def digest(self) -> bytes:
@@ -96,12 +120,29 @@ class Agreement:
         return {str(name): Card.of(keys[name]) for name in names}
 
     def terms(self, path: Path) -> FederationTerms:
-        """Return the terms, checked; own methods are loaded beside the silo's file."""
+        """Return the terms, checked as far as that takes no code but the package's."""
         given = self.values.get("terms")
         if not isinstance(given, dict):
             raise InputError("agreement-unusable", "The agreement has no terms.")
         terms = validated(FederationTerms, given, path.with_name("the agreement"))
         terms.check()
+        return terms
+
+    def settled(self, file: SiloFile) -> FederationTerms:
+        """Return the terms with the code that this silo's own file lists, and check what depends
+        on it: an operator has agreed, and no row was read yet.
+        """
+        terms = self.terms(file.path)
+        network = terms.model.network
+        if network is not None and network not in file.models:
+            raise _not_listed("model", network)
+        for what, name in terms.own.items():
+            if name not in entries(file)[what]:
+                raise _not_listed(what, name)
+        if not terms.settled:
+            terms.settle(file, file.path.parent)
+            self._as_made(terms)
+            _check_share(terms, file.limits.share)
         return terms
 
     def check(self, file: SiloFile, card: Card) -> None:
@@ -124,7 +165,8 @@ class Agreement:
         if len({own.digits for own in self.cards.values()}) < len(names):
             raise InputError("key-twice", "Two silos of the agreement have the same key.")
         colluding_of(len(names), terms.colluding)
-        _check_share(terms, file.limits.share)
+        if terms.settled:
+            _check_share(terms, file.limits.share)
         if file.limits.epsilon is not None:
             if terms.privacy is None:
                 raise InputError(
@@ -158,24 +200,59 @@ class Agreement:
                 )
         return lines
 
-    def summary(self, path: Path, earlier: Mapping[str, Json]) -> Json:
+    def summary(self, file: SiloFile, earlier: Mapping[str, Json]) -> Json:
         """Return what an operator decides about, as words; `earlier` runs were with these rows."""
-        terms = self.terms(path)
+        terms = self.terms(file.path)
         private = terms.privacy
-        objective = getattr(terms.method, "objective", None)
+        method, objective = _methods(terms)
         changed = [CHANGED] if earlier.keys() - {self.digest.hex()} and private is None else []
         return {
             "federation": terms.name,
             "silos": {name: card.fingerprint for name, card in self.cards.items()},
             "columns": _columns(terms),
             "model": ", ".join(f"{key} = {value}" for key, value in terms.linear().items()),
-            "method": repr(terms.method),
-            "objective": "" if objective is None else repr(objective),
+            "method": method,
+            "objective": objective,
             "rounds": terms.rounds,
             "noise": None if private is None else [private.epsilon, private.delta],
-            "code": _code(terms),
+            "code": _code(terms, file),
             "leaves": [*leaves(terms), *self.with_others(earlier), *changed],
         }
+
+
+def _text(values: object) -> str:
+    """Return a document as JSON; refuse one that is too long or nested too deeply."""
+    level: list[object] = [values]
+    for _ in range(DEEPEST):
+        tables = (list(one.values()) if isinstance(one, dict) else one for one in level)
+        level = [part for parts in tables if isinstance(parts, list) for part in parts]
+    if level:
+        raise InputError("agreement-unusable", "The agreement is nested too deeply.")
+    try:
+        text = json.dumps(values, allow_nan=False)
+    except (TypeError, ValueError):
+        raise InputError("agreement-unusable", "The agreement is not JSON.") from None
+    if len(text) > LONGEST:
+        raise InputError(
+            "agreement-too-large",
+            f"The agreement has {len(text):,} bytes, and silos read {LONGEST:,} at most: declare "
+            "fewer columns or categories.",
+        )
+    return text
+
+
+def _methods(terms: FederationTerms) -> tuple[str, str]:
+    """Return method and objective in words: as settings have them until own code is loaded."""
+    if terms.settled:
+        objective = getattr(terms.method, "objective", None)
+        return repr(terms.method), "" if objective is None else repr(objective)
+    own = {"kind": terms.algorithm.kind, **terms.algorithm.given}
+    return _called(own), "" if terms.objective is None else _called(terms.objective.given)
+
+
+def _called(table: Json) -> str:
+    settings = ", ".join(f"{name}={value!r}" for name, value in table.items() if name != "kind")
+    return f"{table['kind']}({settings})"
 
 
 def _columns(terms: FederationTerms) -> list[str]:
@@ -184,11 +261,36 @@ def _columns(terms: FederationTerms) -> list[str]:
     return [f"shape {' × '.join(map(str, terms.columns))}"]
 
 
-def _code(terms: FederationTerms) -> list[str]:
-    """Name code that is not the package's own, and is loaded from the silo's folder."""
-    kinds = [terms.algorithm.get("kind"), (terms.objective or {}).get("kind")]
-    network = [] if terms.model.network is None else [f"model {terms.model.network!r}"]
-    return [*(str(kind) for kind in kinds if ":" in str(kind)), *network]
+def _code(terms: FederationTerms, file: SiloFile) -> list[str]:
+    """Name code that is not the package's own, and where this silo's own file has it."""
+    names = dict(terms.own)
+    if terms.model.network is not None:
+        names["model"] = terms.model.network
+    lists = {**entries(file), "model": file.models}
+    return [
+        f"{what} {name!r} = {lists[what][name]} of this silo's own file"
+        if name in lists[what]
+        else f"{what} {name!r}, which this silo's own file does not list: it cannot take part"
+        for what, name in names.items()
+    ]
+
+
+def _not_listed(what: str, name: str) -> InputError:
+    return InputError(
+        "code-not-listed",
+        f"The agreement names the {what} {name!r}, which is not the package's own, and [{what}s] "
+        "of this silo's file does not list it.",
+    )
+
+
+def _some_noise(terms: FederationTerms, given: object) -> Json:
+    """Return noise as it stands in a document whose method is not known yet: plain numbers."""
+    if not isinstance(given, dict) or bool(given) != (terms.privacy is not None):
+        raise InputError("agreement-unusable", "The agreement has noise without [privacy].")
+    numbers = [own for own in given.values() if isinstance(own, int | float)]
+    if len(numbers) < len(given) or len(given) > NOISE:
+        raise InputError("agreement-unusable", "The agreement has noise that is no number.")
+    return given
 
 
 def _check_share(terms: FederationTerms, most: float) -> None:
@@ -251,6 +353,9 @@ def leaves(terms: FederationTerms) -> list[str]:
     losses = any(one.part == "loss" for phase in found[:-1] for one in phase.shown)
     shown = "yes" if losses else "no, but for the scores at the end" if private is None else "no"
     lines = [f"Losses in the clear: {shown}."]
+    if not terms.settled:
+        names = " and ".join(f"the {what} {name!r}" for what, name in terms.own.items())
+        lines.insert(0, UNKNOWN.format(names=names))
     for when, parts in found:
         for one_by_one, who in ((False, f"Summed over all silos{noisy}"), (True, "To all, yours")):
             words = dict.fromkeys(one.words for one in parts if one.each == one_by_one)

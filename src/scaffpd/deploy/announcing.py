@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from scaffpd.algorithms import ALGORITHMS, Fair
+from scaffpd.algorithms.base import SLOPES, VECTORS
 from scaffpd.federation.border import Announced, Part, Shown, each, shown
-from scaffpd.federation.questions import LossFacts
+from scaffpd.federation.questions import LossFacts, Scores
 from scaffpd.run.settings.federation import FederationTerms
 
 
@@ -30,17 +32,32 @@ class Phase(NamedTuple):
     shown: list[Shown]
 
 
+# what an own method may ask, of which nothing is known before its operator has agreed; `Fair` stands
+# for others
+UNKNOWN = frozenset({Scores.kind}).union(
+    *(
+        kind.questions
+        for kind in ALGORITHMS.values()
+        if kind is not Fair and not kind.needs & {VECTORS, SLOPES}
+    )
+)
+
+
+def _asked(terms: FederationTerms) -> set[str]:
+    """Return what the agreed method asks, and what is looked up for the history."""
+    asked = terms.method.asks(convex=terms.model.network is None)
+    return {*asked, *(() if terms.method.asks_losses else (Scores.kind,))}
+
+
 def phases(terms: FederationTerms) -> list[Phase]:
     """Return what leaves before training, at every point and at the end."""
     private = terms.privacy is not None
-    method = terms.method
-    asked = method.asks(convex=terms.model.network is None)
-    looks = [] if method.asks_losses else shown({"evaluate"})
+    asked = {*UNKNOWN} if not terms.settled else _asked(terms)
     begin = [] if private else [*Commitment.shows]
-    ends = [*Spendings.shows] if private else shown({"evaluate", "evaluate.accuracy"})
+    ends = [*Spendings.shows] if private else shown({Scores.kind, f"{Scores.kind}.accuracy"})
     return [
         Phase("before training", [*begin, *terms.plan().shows(), *LossFacts.shows]),
-        Phase("in every round", [*shown(asked), *looks]),
+        Phase("in every round", shown(asked)),
         Phase("at the end", ends),
     ]
 

@@ -11,6 +11,7 @@ for every engine.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -67,8 +68,10 @@ def encode(message: Message) -> bytes:
     return bytes(save({HEADER: header, **arrays}))
 
 
-def decode(data: bytes, most: int = LARGEST_MESSAGE) -> Message:
-    """Decode a message; raise `WireError` if it is malformed or longer than `most` bytes."""
+def decode(data: bytes, most: int = LARGEST_MESSAGE, header: int = LONGEST_HEADER) -> Message:
+    """Decode a message; raise `WireError` if it is malformed, longer than `most` bytes, or has
+    values of more than `header` bytes.
+    """
     malformed = WireError("not-a-message", "These bytes are not a message of scaffpd.")
     if not isinstance(data, bytes | bytearray | memoryview):
         raise malformed
@@ -81,12 +84,14 @@ def decode(data: bytes, most: int = LARGEST_MESSAGE) -> Message:
         raise WireError("too-many-arrays", "The message has too many arrays.")
     try:
         arrays = load(bytes(data))
-        header = arrays.pop(HEADER)
-        text = header.tobytes()
+        letters = arrays.pop(HEADER)
+        text = letters.tobytes()
         marks = sum(map(text.count, (b",", b"[", b"{")))
-        if len(text) > LONGEST_HEADER or marks > max(ELEMENTS, len(data) // BYTES_EACH):
+        if len(text) > header or marks > max(ELEMENTS, len(data) // BYTES_EACH):
             raise WireError("too-many-values", "The message has too many values.")
-        about = json.loads(text)
+        about = json.loads(
+            text, object_pairs_hook=_once, parse_constant=_finite, parse_float=_finite
+        )
         protocol = about["protocol"]
         kind = about["kind"]
         values = about["values"]
@@ -103,11 +108,27 @@ def decode(data: bytes, most: int = LARGEST_MESSAGE) -> Message:
             "together; upgrade the older one.",
         )
     numbers = all(str(array.dtype) in NUMBERS for array in arrays.values())
-    if not (numbers and header.dtype == np.uint8 and header.ndim == 1):
+    if not (numbers and letters.dtype == np.uint8 and letters.ndim == 1):
         raise malformed
     if not isinstance(kind, str) or not isinstance(values, dict):
         raise malformed
     return Message(kind, values, arrays)
+
+
+def _once(pairs: list[tuple[str, object]]) -> Json:
+    """Make an object of JSON; refuse a member that is there twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError
+    return found
+
+
+def _finite(digits: str) -> float:
+    """Read a number; refuse NaN and what is too large for one."""
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError
+    return number
 
 
 def plain(text: object, most: int = 500) -> str:

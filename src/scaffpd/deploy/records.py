@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,6 +24,26 @@ GRANTED = "granted"  # by a person here
 REVOKED = "revoked"
 BEGUN = "begun"  # an epoch, whatever became of it
 LEFT = "left"  # how many posts of which kind, in an epoch
+WAITING = 8  # agreements that nobody here has decided about, at most
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the records say about agreements, by their hashes."""
+
+    documents: dict[str, Json]
+    granted: dict[str, bool]  # the last decision of a person
+    runs: set[str]  # in which this silo has taken part
+
+    @property
+    def begun(self) -> dict[str, Json]:
+        """Documents of the runs that this silo has taken part in."""
+        return {digest: own for digest, own in self.documents.items() if digest in self.runs}
+
+    @property
+    def waiting(self) -> set[str]:
+        """Agreements that wait for a person."""
+        return self.documents.keys() - self.granted.keys() - self.runs
 
 
 class SiloRecords:
@@ -32,22 +54,32 @@ class SiloRecords:
 
     def note(self, what: str, digest: str, **about: object) -> None:
         """Append a line; what cannot be written down does not happen."""
+        with self._locked():
+            self._append(what, digest, **about)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
         try:
             self._lines.file.parent.mkdir(parents=True, exist_ok=True)
             with self._lines.lock():
-                before = self._lines.last({"link": ""})
-                line = {
-                    "time": datetime.now(UTC).isoformat(timespec="seconds"),
-                    "what": what,
-                    "agreement": digest,
-                    **about,
-                }
-                self._lines.append({**line, "link": _link(before["link"], line)})
+                yield
+        except InputError:
+            raise
         except (OSError, ValueError, KeyError):
             raise InputError(
                 "records-unreadable",
                 f"The silo's records {self._lines.file.name!r} cannot be read.",
             ) from None
+
+    def _append(self, what: str, digest: str, **about: object) -> None:
+        before = self._lines.last({"link": ""})
+        line = {
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            "what": what,
+            "agreement": digest,
+            **about,
+        }
+        self._lines.append({**line, "link": _link(before["link"], line)})
 
     def read(self) -> list[Json]:
         """Return all lines; refuse a file in which a link is wrong."""
@@ -67,40 +99,51 @@ class SiloRecords:
             ) from None
         return lines
 
+    def known(self) -> Known:
+        """Return what is known about agreements; it reads the file once."""
+        found = Known({}, {}, set())
+        for line in self.read():
+            digest = line["agreement"]
+            what = line["what"]
+            if what == ASKED:
+                found.documents[digest] = line["document"]
+            elif what in (GRANTED, REVOKED):
+                found.granted[digest] = what == GRANTED
+            elif what == BEGUN:
+                found.runs.add(digest)
+        return found
+
     def granted(self, digest: str) -> bool | None:
         """Return the last decision about an agreement; `None` without one."""
-        found = [
-            line["what"] == GRANTED
-            for line in self.read()
-            if line["agreement"] == digest and line["what"] in (GRANTED, REVOKED)
-        ]
-        return found[-1] if found else None
-
-    def begin(self, digest: str, most: int) -> None:
-        """Note an epoch; refuse one run too many."""
-        runs = self.begun()
-        if len(runs.keys() | {digest}) > most:
-            raise InputError(
-                "too-many-runs",
-                f"This silo has taken part in {len(runs)} runs, and its limits.runs is {most}: go "
-                "on with an earlier agreement, or let its operator raise that.",
-            )
-        self.note(BEGUN, digest)
-
-    def begun(self) -> dict[str, Json]:
-        """Return every agreement that this silo has taken part in, by its hash."""
-        runs = {line["agreement"] for line in self.read() if line["what"] == BEGUN}
-        return {digest: own for digest, own in self.documents().items() if digest in runs}
-
-    def documents(self) -> dict[str, Json]:
-        """Return every agreement that came, by its hash."""
-        asked = (line for line in self.read() if line["what"] == ASKED)
-        return {line["agreement"]: line["document"] for line in asked}
+        return self.known().granted.get(digest)
 
     def ask(self, digest: str, document: JsonMapping) -> None:
-        """Note an agreement, once."""
-        if digest not in self.documents():
-            self.note(ASKED, digest, document=document)
+        """Note an agreement that a person has to decide about, once; refuse one too many."""
+        with self._locked():
+            known = self.known()
+            if digest in known.documents:
+                return
+            if digest not in known.granted and len(known.waiting) >= WAITING:
+                raise InputError(
+                    "too-many-waiting",
+                    f"{WAITING} agreements wait for the operator of this silo already: `scaffpd "
+                    "silo agree` shows them, and --grant or --revoke decides.",
+                )
+            self._append(ASKED, digest, document=document)
+
+    def begin(self, digest: str, document: JsonMapping, most: int) -> None:
+        """Note an epoch; refuse one run too many."""
+        with self._locked():
+            known = self.known()
+            if len(known.runs | {digest}) > most:
+                raise InputError(
+                    "too-many-runs",
+                    f"This silo has taken part in {len(known.runs)} runs, and its limits.runs is "
+                    f"{most}: go on with an earlier agreement, or let its operator raise that.",
+                )
+            if digest not in known.documents:
+                self._append(ASKED, digest, document=document)
+            self._append(BEGUN, digest)
 
 
 def _link(before: str, line: JsonMapping) -> str:

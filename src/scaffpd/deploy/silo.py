@@ -13,15 +13,25 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from scaffpd.deploy.agreement import Agreement, allowed
+from scaffpd.deploy.agreement import LONGEST, Agreement, allowed
 from scaffpd.deploy.board import BEGIN, DONE, LOST, NEWS, Abandoned, Mailbox, read_news
-from scaffpd.deploy.messages import REFUSED, Message, decode, encode
+from scaffpd.deploy.messages import REFUSED, Message, decode, encode, plain
 from scaffpd.deploy.program import RunStates, take_part
 from scaffpd.deploy.records import LEFT, SiloRecords
+from scaffpd.deploy.refusals import (
+    AWAITED,
+    CANNOT,
+    OF_DOCUMENTS,
+    PUBLIC,
+    SENTENCES,
+    UNUSABLE,
+    answered,
+)
 from scaffpd.deploy.rows import SiloRows
 from scaffpd.deploy.transcript import Session, Tampered
 from scaffpd.errors import InputError
 from scaffpd.files import write_file
+from scaffpd.run.settings.federation import FederationTerms
 from scaffpd.run.settings.model_file import model_bytes
 from scaffpd.run.settings.silo import SiloFile
 from scaffpd.secure.keys import Identity
@@ -31,15 +41,8 @@ log = logging.getLogger("scaffpd.silo")
 CARD = "card"
 READY = "ready"
 PATIENCE = 20.0  # seconds after which a silo that computes says so
-AWAITED = "agreement-awaited"
-PUBLIC = (  # codes of refusals about what everybody sees
-    "model-too-large",
-    "privacy-budget",  # the account counts releases, which are public
-    "rows-changed",
-    "share-too-large",
-    "too-many-weightings",
-)
-NOT_TOLD = "This silo cannot take part; its own log says why."
+HEADER = LONGEST + 2**12  # bytes of a question's values: an agreement, and states of a run
+NOT_TOLD = SENTENCES[CANNOT]
 MODEL = "model.safetensors"
 
 
@@ -69,13 +72,13 @@ class Silo:
         """Return the silo's card, the beginning of a run, or its next post; never raise."""
         try:
             with self._lock:
-                return encode(self._answer(decode(question)))
+                return encode(self._answer(decode(question, header=HEADER)))
         except InputError as error:
-            log.warning("refused: %s", error)
-            about = {"sentence": str(error), "code": error.code, "waits": error.code == AWAITED}
+            log.warning("refused (%s): %s", error.code, plain(error))
+            about = answered(error) | {"waits": error.code == AWAITED}
         except Exception:
             log.exception("a question failed")
-            about = {"sentence": NOT_TOLD}
+            about = {"code": CANNOT, "sentence": NOT_TOLD}
         return encode(Message(REFUSED, about))
 
     def _answer(self, asked: Message) -> Message:
@@ -97,22 +100,37 @@ class Silo:
         return reply
 
     def _begin(self, asked: Message, states: list[Any]) -> None:
-        agreement = Agreement.of(asked.values.get("agreement"), self.file.path)
+        agreement = self._read(asked.values.get("agreement"))
         run = agreement.digest.hex()
         agreement.check(self.file, self.identity.card)
-        self.records.ask(run, agreement.values)
-        others = bool(agreement.with_others(self.records.begun()))
-        allowed(self.file, self.records.granted(run), others)
-        self.records.begin(run, self.file.limits.runs)
+        known = self.records.known()
+        try:
+            allowed(self.file, known.granted.get(run), bool(agreement.with_others(known.begun)))
+        except InputError as error:
+            if error.code == AWAITED:
+                self.records.ask(run, agreement.values)
+            raise
+        terms = agreement.settled(self.file)  # code that the operator has agreed to, if any
+        self.records.begin(run, agreement.values, self.file.limits.runs)
         if self._mailbox is not None:
             self._mailbox.close()
         self._epoch = str(asked.values.get("epoch"))
         self._mailbox = Mailbox()
-        self._mailbox.start(partial(self._run, self._mailbox, agreement, states))
+        self._mailbox.start(partial(self._run, self._mailbox, agreement, terms, states))
 
-    def _run(self, mailbox: Mailbox, agreement: Agreement, states: list[Any]) -> None:
+    def _read(self, document: object) -> Agreement:
+        """Read an agreement; almost whatever is wrong with it has one code."""
+        try:
+            return Agreement.of(document, self.file.path)
+        except InputError as error:
+            if error.code in OF_DOCUMENTS:
+                raise
+            raise InputError(UNUSABLE, str(error)) from None  # the sentence is for the log
+
+    def _run(
+        self, mailbox: Mailbox, agreement: Agreement, terms: FederationTerms, states: list[Any]
+    ) -> None:
         """Run the agreement; write the model once everybody has confirmed."""
-        terms = agreement.terms(self.file.path)
         session = Session(mailbox, agreement.cards, agreement.digest, self.name, self.identity)
         try:
             rows = SiloRows(self.file, agreement, terms)

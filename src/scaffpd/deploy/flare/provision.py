@@ -1,4 +1,4 @@
-"""Provision a federation on FLARE: the job, the rules of every site, and a folder for every part.
+"""Provision a federation on FLARE: the job, the server's rules, and a folder for every part.
 
 The job names installed classes and carries neither code nor data. FLARE's own provisioner makes
 certificates and startup kits; nothing here touches a key.
@@ -7,7 +7,6 @@ certificates and startup kits; nothing here touches a key.
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from nvflare.lighter.spec import Builder
 
 from scaffpd.deploy.flare.admin import ADMIN, JOB
 from scaffpd.deploy.flare.client import SiloClient
+from scaffpd.deploy.flare.kit import NAME, SITE_PARTS, STARTUP
 from scaffpd.deploy.flare.server import Coordinator
 from scaffpd.deploy.flare.serving import KIT
 from scaffpd.deploy.messages import Json
@@ -32,10 +32,6 @@ from scaffpd.errors import InputError
 SERVER_CLASSES = (
     "scaffpd.deploy.flare.server.Coordinator",
     "nvflare.collab.runtime.controller.CollabController",
-)
-SITE_CLASSES = (
-    "scaffpd.deploy.flare.client.SiloClient",
-    "nvflare.collab.runtime.executor.CollabExecutor",
 )
 
 
@@ -62,9 +58,8 @@ def write_job(name: str, folder: Path, silos: int) -> Path:
 
 DEAD_AFTER = 30.0  # seconds without a heartbeat after which the server counts a site as dead
 SCHEDULE_EVERY = 0.5  # least seconds between two attempts to start a job
-PATIENCE = 5.0  # seconds that a site waits for the server's reply to a heartbeat
 EVERYDAY = ("submit_job", "clone_job", "manage_job", "download_job", "view", "operate")
-# Rights of FLARE's users at a site or the server: no code from outside, no shell commands.
+# Rights of FLARE's users at the server: no code from outside, no shell commands.
 RIGHTS = {
     "format_version": "1.0",
     "permissions": {
@@ -77,55 +72,39 @@ RIGHTS = {
 }
 
 
-class SiteRules(Builder):  # type: ignore[misc]
-    """Restrict what a server and a site may run; project.yml names this after StaticFileBuilder.
+class ServerRules(Builder):  # type: ignore[misc]
+    """Restrict what a server may run; project.yml names this after StaticFileBuilder.
 
-    FLARE's default lets an administrator send any code to every site, and streams the sites' error
-    logs to the server. Here a site runs only two installed classes and sends no logs.
+    A site takes no rules from a kit: it has its own (`workspace`).
     """
 
     def build(self, project: Any, ctx: Any) -> None:
-        """Write the resources and rights of the server and of every site."""
-        server = project.get_server()
-        self._write(Path(ctx.get_local_dir(server)), self._server)
-        for site in project.get_clients():
-            self._write(Path(ctx.get_local_dir(site)), self._site)
-
-    def _write(self, local: Path, change: Any) -> None:
+        """Write the resources and rights of the server."""
+        local = Path(ctx.get_local_dir(project.get_server()))
         resources = json.loads((local / "resources.json.default").read_text())
-        change(resources)
+        restrict(resources)
         (local / "resources.json").write_text(json.dumps(resources, indent=2))
         (local / "authorization.json").write_text(json.dumps(RIGHTS, indent=2))
         log = json.loads((local / "log_config.json.default").read_text())
         log["loggers"]["root"]["handlers"] = ["logFileHandler"]
         (local / "log_config.json").write_text(json.dumps(log, indent=2))
 
-    def _server(self, resources: Json) -> None:
-        resources["class_allow_list"] = list(SERVER_CLASSES)
-        resources["servers"][0] |= {
-            "heart_beat_timeout": DEAD_AFTER,
-            "check_engine_frequency": 0.5,
-        }
-        parts = {part["id"]: part for part in resources["components"]}
-        parts["job_scheduler"]["args"] |= {
-            "max_jobs": 1,
-            "max_schedule_count": 1000,
-            "min_schedule_interval": SCHEDULE_EVERY,
-            "max_schedule_interval": 10 * SCHEDULE_EVERY,
-        }
-        resources["components"] = [part for name, part in parts.items() if name != "log_receiver"]
 
-    def _site(self, resources: Json) -> None:
-        resources["class_allow_list"] = list(SITE_CLASSES)
-        resources["allow_log_streaming"] = False
-        # A heartbeat that a dead server never answers delays the next one, and so the reconnection.
-        resources["client"] |= {"maint_msg_timeout": PATIENCE}
-        resources["components"] = [
-            part for part in resources["components"] if part["id"] != "site_log_streamer"
-        ]
-
-
-SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+def restrict(resources: Json) -> None:
+    """Change a server's resources, so that it runs two classes, and one job at a time."""
+    resources["class_allow_list"] = list(SERVER_CLASSES)
+    resources["servers"][0] |= {
+        "heart_beat_timeout": DEAD_AFTER,
+        "check_engine_frequency": 0.5,
+    }
+    parts = {part["id"]: part for part in resources["components"]}
+    parts["job_scheduler"]["args"] |= {
+        "max_jobs": 1,
+        "max_schedule_count": 1000,
+        "min_schedule_interval": SCHEDULE_EVERY,
+        "max_schedule_interval": 10 * SCHEDULE_EVERY,
+    }
+    resources["components"] = [part for name, part in parts.items() if name != "log_receiver"]
 
 
 @dataclass(frozen=True)
@@ -140,7 +119,7 @@ class FlareProject:
 
     def __post_init__(self) -> None:
         for name in (self.name, *self.silos):
-            if not SITE.fullmatch(name):
+            if not NAME.fullmatch(name):
                 raise InputError(
                     "name-not-for-flare",
                     f"FLARE cannot use the name {name!r}: use letters, digits, '-' and '_'.",
@@ -167,7 +146,7 @@ class FlareProject:
             "builders": [
                 {"path": f"{impl}.workspace.WorkspaceBuilder"},
                 {"path": f"{impl}.static_file.StaticFileBuilder", "args": layout},
-                {"path": "scaffpd.deploy.flare.provision.SiteRules"},
+                {"path": "scaffpd.deploy.flare.provision.ServerRules"},
                 {"path": f"{impl}.cert.CertBuilder"},
                 {"path": f"{impl}.signature.SignatureBuilder"},
             ],
@@ -204,7 +183,7 @@ def write_parts(project: FlareProject, home: Path, renew: bool) -> None:
     """Provision, and put a kit into the coordinator's folder and into one for every silo.
 
     home/kit          of the server, with the administrator's kit and the job in it
-    home/NAME/kit     of a silo, with a silo.toml to fill in
+    home/NAME/kit     of a silo: address, certificate, key, root; and a silo.toml to fill in
     home/authority    the key of the root certificate
 
     A new root is made every time. So renewing certificates, adding a silo and shutting one out are
@@ -225,7 +204,12 @@ def write_parts(project: FlareProject, home: Path, renew: bool) -> None:
     for part, name in parts.items():
         part.mkdir(mode=0o700, exist_ok=True)
         shutil.rmtree(part / KIT, ignore_errors=True)
-        shutil.move(kits / name, part / KIT)
+        if part == home:
+            shutil.move(kits / name, part / KIT)
+        else:
+            (part / KIT / STARTUP).mkdir(mode=0o700, parents=True)
+            for file in SITE_PARTS:
+                shutil.move(kits / name / STARTUP / file, part / KIT / STARTUP / file)
         (part / KIT).chmod(0o700)
         if part != home and not (part / "silo.toml").exists():
             (part / "silo.toml").write_text(template.replace("my-hospital", name), "utf-8")

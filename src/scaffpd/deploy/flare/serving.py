@@ -1,4 +1,7 @@
-"""Run FLARE's server, or a site, from the startup kit beside its file.
+"""Run FLARE's server, or a site, with the startup kit beside its file.
+
+The coordinator has made the server's kit itself, and FLARE runs on it. A silo's kit comes from
+outside: FLARE runs on files that this package writes (`workspace`).
 
 FLARE's modules are started directly: the kits' scripts would restart them for ever. Nothing here
 loads torch or FLARE, so that watching a process costs little memory.
@@ -17,13 +20,16 @@ from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
 from pathlib import Path
 
-from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
 
+from scaffpd.deploy.flare.kit import STARTUP, SiteKit, address, certificate
+from scaffpd.deploy.flare.workspace import private_folder, write_workspace
 from scaffpd.deploy.processes import Processes
 from scaffpd.errors import InputError, not_installed
 from scaffpd.files import lock_folder
 
 KIT = "kit"  # the folder beside federation.toml or silo.toml
+ENGINE = "engine"  # and the one beside silo.toml that this package writes
 SITE_FILE = "SCAFFPD_SILO"  # of the environment: the path of silo.toml
 SERVER_FILE = "SCAFFPD_FEDERATION"  # and of federation.toml
 CONSOLE = "console.txt"  # what FLARE prints; it logs to log.txt
@@ -38,6 +44,7 @@ ENVIRONMENT = {
     "MALLOC_ARENA_MAX": "2",
 }
 OPTIONS = {"secure_train": "true", "org": "scaffpd", "config_folder": "config"}
+LOG = "log.txt"  # FLARE's own name
 BEAT = "2"  # seconds between a site's heartbeats; FLARE counts them in twos
 
 
@@ -56,25 +63,44 @@ def served(file: Path, site: str = "") -> Iterator[Processes]:
     check_installed()
     kit = checked_kit(file)
     busy = f"Another process runs {str(kit)!r}: end that one first."
-    with lock_folder(kit, busy, seconds=2.0):
+    environment = ENVIRONMENT | os.environ
+    if site:
+        own = SiteKit.read(kit, site)
+        place = kit.with_name(ENGINE)
+        workspace = place / "workspace"
+        log = log_file(file, site)
+        private_folder(place)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        environment |= {SITE_FILE: str(file.resolve()), "NVFL_LOG_ROOT": str(log.parents[1])}
+    else:
+        place = workspace = kit
+        log = kit / LOG
+        environment |= {SERVER_FILE: str(file.resolve())}
+    with lock_folder(place, busy, seconds=2.0):
         processes = Processes(str(kit))
         processes.kill()
-        if not site:
+        if site:
+            write_workspace(workspace, site, own)
+        else:
             empty_store(kit)
             check_port(address(kit)[1])
-        variable = SITE_FILE if site else SERVER_FILE
-        environment = ENVIRONMENT | os.environ | {variable: str(file.resolve())}
-        processes.start(command(kit, site), kit / CONSOLE, environment, kit)
+        command = flare_command(workspace, site)
+        processes.start(command, log.with_name(CONSOLE), environment, workspace)
         try:
             yield processes
         finally:
             processes.kill()
 
 
+def log_file(file: Path, site: str) -> Path:
+    """Return where FLARE writes its log at the site of a silo.toml; that of a job is below."""
+    return file.resolve().parent / ENGINE / "logs" / site / LOG
+
+
 def checked_kit(file: Path) -> Path:
     """Return the kit beside a file; refuse if there is none, or if its certificates do not hold."""
     kit = file.resolve().parent / KIT
-    if not (kit / "startup").is_dir():
+    if not (kit / STARTUP).is_dir():
         raise InputError(
             "no-startup-kit",
             f"There is no startup kit in {str(kit)!r}: `scaffpd deploy provision` makes it.",
@@ -93,15 +119,11 @@ def checked_kit(file: Path) -> Path:
 
 def validity(kit: Path) -> tuple[datetime, datetime]:
     """Return from when until when all certificates of a kit are valid."""
-    files = [*(kit / "startup").glob("*.crt"), kit / "startup" / "rootCA.pem"]
-    try:
-        found = [x509.load_pem_x509_certificate(file.read_bytes()) for file in files]
-    except (OSError, ValueError):
-        raise InputError(
-            "certificate-unreadable", f"The certificates in {str(kit)!r} cannot be read."
-        ) from None
-    starts = [certificate.not_valid_before_utc for certificate in found]
-    return max(starts), min(certificate.not_valid_after_utc for certificate in found)
+    server = (kit / STARTUP / "server.crt").exists()
+    names = ("server.crt" if server else "client.crt", "rootCA.pem")
+    found = [certificate(kit, name) for name in names]
+    starts = [one.not_valid_before_utc for one in found]
+    return max(starts), min(one.not_valid_after_utc for one in found)
 
 
 def expiry_warning(file: Path) -> str:
@@ -109,7 +131,7 @@ def expiry_warning(file: Path) -> str:
     a kit.
     """
     kit = file.resolve().parent / KIT
-    if not (kit / "startup").is_dir():
+    if not (kit / STARTUP).is_dir():
         return ""
     end = validity(kit)[1]
     if end - datetime.now(UTC) > SOON:
@@ -117,27 +139,22 @@ def expiry_warning(file: Path) -> str:
     return f"The federation's certificates end on {end:%Y-%m-%d}: renew the kits before."
 
 
-def command(kit: Path, site: str) -> list[str]:
-    """Return module and arguments of the kit's own scripts."""
-    part = "client" if site else "server"
+def flare_command(workspace: Path, site: str) -> list[str]:
+    """Return the module to start and its arguments, as in FLARE's own scripts."""
     options = OPTIONS | ({"uid": site, "heart_beat_interval": BEAT} if site else {})
     settings = [f"{key}={value}" for key, value in options.items()]
-    module = f"nvflare.private.fed.app.{part}.{part}_train"
-    return [module, "-m", str(kit), "-s", f"fed_{part}.json", "--set", *settings]
-
-
-def address(kit: Path) -> tuple[str, int]:
-    """Return host and port of the server that a kit belongs to."""
-    (file,) = (kit / "startup").glob("fed_*.json")
-    target = json.loads(file.read_text(encoding="utf-8"))["servers"][0]["service"]["target"]
-    host, _, port = target.rpartition(":")
-    return host, int(port)
+    module = "nvflare.private.fed.app.server.server_train"
+    if site:
+        module = "scaffpd.deploy.flare.site"
+    document = "fed_client.json" if site else "fed_server.json"
+    return [module, "-m", str(workspace), "-s", document, "--set", *settings]
 
 
 def trouble(kit: Path) -> str:
     """Say why a site cannot connect to the server of its kit; empty if nothing is found."""
     host, port = address(kit)
-    context = ssl.create_default_context(cafile=kit / "startup" / "rootCA.pem")
+    root = certificate(kit, "rootCA.pem").public_bytes(Encoding.PEM).decode()
+    context = ssl.create_default_context(cadata=root)
     context.check_hostname = False
     try:
         with socket.create_connection((host, port), 5.0) as plain, context.wrap_socket(plain):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -14,6 +16,11 @@ import scaffpd.fields as key
 from scaffpd.algorithms import ALGORITHMS, Algorithm, Fair, MinimaxSums
 from scaffpd.algorithms.base import SLOPES, VECTORS
 from scaffpd.data.tabular.agree import (
+    LARGEST,
+    LONGEST,
+    MOST_CATEGORIES,
+    MOST_COLUMNS,
+    MOST_FEATURES,
     REST,
     Column,
     Schema,
@@ -32,14 +39,21 @@ from scaffpd.pipeline.columns import Plan
 from scaffpd.pipeline.sites import Model, NamedModel
 from scaffpd.privacy import LOCAL_STEPS, ROUNDS
 from scaffpd.privacy.private import private_ridge
-from scaffpd.run.settings.methods import algorithm_of, changed
+from scaffpd.run.settings.method_tables import (
+    PACKAGE,
+    Lists,
+    MethodTable,
+    ObjectiveTable,
+    OwnClasses,
+    found_classes,
+)
+from scaffpd.run.settings.methods import algorithm_of, changed, listed
 from scaffpd.run.settings.model_file import linear, strength_of
 from scaffpd.run.settings.tables import (
     AUTO,
     AutoKappa,
     AutoRidge,
     PrivacyBudget,
-    Tolerance,
 )
 from scaffpd.secure.aggregation import FEWEST, cap_of, colluding_of
 
@@ -49,9 +63,12 @@ NOT_NEGATIVE = ("logistic", "softmax", "squared")  # losses, as `MinimaxSums` ne
 KINDS = (*LOSSES, COX)  # of linear models
 LARGEST_SUMS = 2**18  # N d² up to which Hessians are summed: 2 MB to every silo
 NUMBERS = "number"  # the kind of a column without a range
-Categories = Annotated[list[str], Field(min_length=1)]
+Title = Annotated[str, StringConstraints(min_length=1, max_length=LONGEST)]
+Size = Annotated[int, Field(ge=1, le=MOST_FEATURES)]
+Label = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
+Categories = Annotated[list[Title], Field(min_length=1, max_length=MOST_CATEGORIES)]
 ColumnKind = Annotated[
-    str | key.Range | Categories,
+    Title | key.Range | Categories,
     Needs('"number", [least, largest] or a list of categories such as ["f", "m", "*"]'),
 ]
 
@@ -62,8 +79,9 @@ def _names(given: object) -> object:
         return given
 
     def texts(kind: object) -> object:
-        named = isinstance(kind, list) and any(isinstance(one, str) for one in kind)
-        return list(map(str, kind)) if named and isinstance(kind, list) else kind
+        if not isinstance(kind, list) or not any(isinstance(one, str) for one in kind):
+            return kind
+        return [str(one) if isinstance(one, int | float) else one for one in kind]
 
     return {name: texts(kind) for name, kind in given.items()}
 
@@ -72,7 +90,7 @@ class FederationModel(SettingsTable):
     """[model] of a federation: a linear model by its loss, or the silos' name of a network."""
 
     # a loss; left out, it goes by the labels: squared, logistic or softmax
-    kind: key.Text | None = None
+    kind: key.Name | None = None
     l2: AutoRidge = AUTO  # by evidence, from masked sums; 0.1 with noise
     kappa: AutoKappa | None = (
         None  # κ of personal models near the shared one; left out, there is one
@@ -100,8 +118,9 @@ class FederationModel(SettingsTable):
 class FederationTraining(SettingsTable):
     """[training]: the most rounds, the certified gap to stop at, and the seed."""
 
-    rounds: key.Count = 1000  # by default fewer with [privacy]
-    tol: Tolerance | None = None
+    # by default fewer with [privacy]
+    rounds: Annotated[int, Field(ge=1, le=10**6), Needs("a whole number from 1 to 1000000")] = 1000
+    tol: Annotated[float, Field(ge=0, le=1e6), Needs("a number from 0 to 1e6")] | None = None
     seed: key.Whole = 0
 
 
@@ -116,20 +135,20 @@ class DeployedPrivacy(PrivacyBudget):
 class FederationTerms(SettingsTable):
     """What all silos agree on; everything in it is part of the agreement's hash."""
 
-    name: key.Text = "federation"
+    name: Annotated[key.Text, Field(max_length=100), Needs("up to 100 characters")] = "federation"
     silos: key.Names  # in the order of the results; the first one proposes the next point
     # the data dictionary: "number", a range, or the categories of every column ("*": all others);
     # a list of numbers is the shape of features without names
     columns: Annotated[
-        Annotated[dict[str, ColumnKind], Field(min_length=1)]
-        | Annotated[list[key.Count], Field(min_length=1, max_length=8)],
+        Annotated[dict[Title, ColumnKind], Field(min_length=1, max_length=MOST_COLUMNS)]
+        | Annotated[list[Size], Field(min_length=1, max_length=8)],
         BeforeValidator(_names),
         Needs('a table such as age = "number"'),
     ]
     # of a classification; left out, the target is a number
     labels: (
         Annotated[
-            list[int] | list[str],
+            list[Label] | list[Title],
             Field(min_length=2, max_length=MOST_LABELS),
             Needs(f"2 to {MOST_LABELS} labels"),
         ]
@@ -137,25 +156,52 @@ class FederationTerms(SettingsTable):
     ) = None
     # numbers have steps beside lines, at thresholds from masked histograms: as `train` has it
     curves: Annotated[str, key.one_of(CURVES)] = "off"
-    pairs: key.Whole = (
-        8  # with curves and without noise, the most pairs of columns that act together
-    )
+    # with curves and without noise, the most pairs of columns that act together
+    pairs: Annotated[int, Field(ge=0, le=1000), Needs("a whole number from 0 to 1000")] = 8
     model: FederationModel = Field(default_factory=dict, validate_default=True)
-    algorithm: Json = Field(default_factory=dict)
-    objective: Json | None = None
+    algorithm: MethodTable = MethodTable()
+    objective: ObjectiveTable | None = None
     training: FederationTraining = FederationTraining()
     # t, how many silos may show others all that they know; a third of them if left out
-    colluding: key.Count | None = None
+    colluding: Annotated[int, Field(ge=1, le=1000), Needs("a whole number >= 1")] | None = None
     privacy: DeployedPrivacy | None = None
     _path: Path
-    _method: Algorithm
+    _method: Algorithm | None = None
 
     def model_post_init(self, context: Path) -> None:
-        """Make the method, and complete the settings whose defaults depend on it."""
+        """Make the method, unless it takes code that is not the package's own."""
         self._path = context
-        method = algorithm_of(self.algorithm, self.objective, context)
-        given = "local_steps" in self.algorithm or not hasattr(method, "local_steps")
-        if self.privacy is not None and not given:
+        if not self.own:
+            self._make({})
+
+    @property
+    def own(self) -> dict[str, str]:
+        """Names of a method and of an objective that are not the package's own."""
+        objective = None if self.objective is None else self.objective.kind
+        named = {"method": self.algorithm.kind, "objective": objective}
+        return {
+            what: name
+            for what, name in named.items()
+            if name is not None and name not in PACKAGE[what]
+        }
+
+    @property
+    def settled(self) -> bool:
+        """Whether the method is known."""
+        return self._method is not None
+
+    def settle(self, lists: Lists, folder: Path) -> None:
+        """Load own classes that a file of this machine lists, and check what depends on them."""
+        self._make(found_classes(self.own, lists, folder))
+        self.check()
+
+    def _make(self, own: Mapping[type, type]) -> None:
+        """Make the method, and complete the settings whose defaults depend on it."""
+        given = self.algorithm.given
+        objective = None if self.objective is None else self.objective.given
+        method = algorithm_of(given, objective, self._path, partial(listed, own=own))
+        fixed = "local_steps" in given or not hasattr(method, "local_steps")
+        if self.privacy is not None and not fixed:
             steps = 1 if self.privacy.shared else LOCAL_STEPS  # each costs privacy
             method = changed(method, local_steps=steps)
         self._method = self._safe(method)
@@ -184,7 +230,8 @@ class FederationTerms(SettingsTable):
 
     @property
     def method(self) -> Algorithm:
-        """Algorithm with its objective."""
+        """Algorithm with its objective; own code has to be loaded first, by `settle`."""
+        assert self._method is not None
         return self._method
 
     @property
@@ -194,8 +241,9 @@ class FederationTerms(SettingsTable):
 
     @property
     def curved(self) -> bool:
-        """Whether numbers have curves."""
-        plain = self.privacy is None and isinstance(self.method, Fair | MinimaxSums)
+        """Whether numbers have curves, or may have them while the method is not known."""
+        able = not self.settled or isinstance(self.method, Fair | MinimaxSums)
+        plain = self.privacy is None and able
         wanted = self.curves == "on" or (self.curves == AUTO and plain)
         return wanted and self.model.network is None and self.numbers > 0
 
@@ -222,8 +270,24 @@ class FederationTerms(SettingsTable):
         return (1e-6 if self.certified else None) if given is None else given or None
 
     def check(self) -> None:
-        """Refuse settings that do not go together."""
+        """Refuse settings that do not go together, as far as the method is known."""
         file = self._path.name
+        self.encoding()
+        self.linear()
+        if self.curves == "on" and not self.curved:
+            raise InputError(
+                "curves-without-columns",
+                f"{file!r} asks for curves, which go with a linear model of columns of numbers.",
+            )
+        if self.model.kind == COX and self.labels:
+            raise InputError(
+                "loss-without-classes",
+                f"{file!r} has a model of times to an event, which needs columns and no labels.",
+            )
+        if self.settled:
+            self._check_method(file)
+
+    def _check_method(self, file: str) -> None:
         name = type(self.method).__name__
         if self.training.tol and not self.certified:
             kind = name if self.privacy is None else "A run with noise"
@@ -242,22 +306,10 @@ class FederationTerms(SettingsTable):
                 "clients-per-round-fixed",
                 f"All silos take part in every sum: leave clients_per_round out of {file!r}.",
             )
-        if self.curves == "on" and not self.curved:
-            raise InputError(
-                "curves-without-columns",
-                f"{file!r} asks for curves, which go with a linear model of columns of numbers.",
-            )
-        if self.model.kind == COX and self.labels:
-            raise InputError(
-                "loss-without-classes",
-                f"{file!r} has a model of times to an event, which needs columns and no labels.",
-            )
         if self.model.kind == COX and self.method.positive:
             refuse_powers()
         if self.privacy is not None:
             self._check_private(file)
-        if isinstance(self.columns, dict):
-            self.encoding()
 
     def _check_private(self, file: str) -> None:
         private = self.privacy
@@ -388,6 +440,16 @@ class FederationFile(FederationTerms):
         Needs("a host, or host:port"),
     ] = "localhost:8002"
     timeout: key.Positive = 120.0  # seconds to wait for a silo before the run pauses
+    # the coordinator's own copies of classes that silos have, as their files list them: entries
+    # "module:Class" by the names that the terms use. They are not part of the agreement
+    methods: OwnClasses = Field(default_factory=dict)
+    objectives: OwnClasses = Field(default_factory=dict)
+
+    def model_post_init(self, context: Path) -> None:
+        """Make the method; this is the user's own file, with code of this machine."""
+        super().model_post_init(context)
+        if self.own:
+            self._make(found_classes(self.own, self, context.parent))
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> FederationFile:

@@ -1,6 +1,7 @@
 """Methods, objectives and the user's own code, by the names that settings give them.
 
-Settings name a class by its `kind`, and the user's own class or function by `module:name`.
+Settings of a run on one machine name a class by its `kind`, and the user's own class or function by
+`module:name`. What comes from elsewhere names classes of a given list, and imports nothing.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ from scaffpd.objectives import OBJECTIVES, Objective
 log = logging.getLogger("scaffpd.settings")
 Made = TypeVar("Made")
 LOADING = threading.RLock()
+# returns a class by its base, its name, and words for the setting that names it
+Find = Callable[[type, object, str], Any]
+RULES = {rule.__name__: rule for rule in (steps.Auto, steps.Fixed, steps.Nonconvex, steps.Theory)}
 
 
 def kind_of(algorithm: Algorithm) -> str:
@@ -36,14 +40,36 @@ def kind_of(algorithm: Algorithm) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def class_of(base: type, kind: object, folder: Path, what: str) -> Any:
-    """Return one of our algorithms or objectives by its name, or the user's own class."""
+def listed(base: type, kind: object, what: str, own: Mapping[type, type] | None = None) -> Any:
+    """Return one of our algorithms or objectives by its name, or else that of `own`, which has
+    classes by their bases; import nothing.
+    """
     known: Mapping[str, Any] = ALGORITHMS if base is Algorithm else OBJECTIVES
-    if not isinstance(kind, str) or ":" not in kind:
-        if not isinstance(kind, str) or kind not in known:
-            raise unknown(what, kind, known)
+    if isinstance(kind, str) and kind in known:
         return known[kind]
-    found = _imported(kind, folder)
+    if own and base in own:
+        return own[base]
+    raise unknown(what, kind, known)
+
+
+def class_of(base: type, kind: object, what: str, folder: Path) -> Any:
+    """Return one of our algorithms or objectives by its name, or the user's own class."""
+    if not isinstance(kind, str) or ":" not in kind:
+        return listed(base, kind, what)
+    return _checked(base, kind, _imported(kind, folder))
+
+
+def own_class(base: type, entry: str, folder: Path) -> Any:
+    """Return the class of an entry that a file of this machine names, searched in `folder` first.
+
+    Several silos of one process may each have a module of the same name.
+    """
+    log.warning("This runs code that is not the package's own: %s", entry)
+    with _searching(folder, entry):
+        return _checked(base, entry, _named(folder, entry))
+
+
+def _checked(base: type, kind: str, found: object) -> Any:
     if isinstance(found, type) and issubclass(found, base):
         return found
     word = base.__name__.lower()
@@ -71,33 +97,39 @@ def _imported(kind: str, folder: Path) -> object:
 
 
 def algorithm_of(
-    given: Mapping[str, object], objective: Mapping[str, object] | None, file: Path
+    given: Mapping[str, object], objective: Mapping[str, object] | None, file: Path, find: Find
 ) -> Algorithm:
     """Make the algorithm of [algorithm] and [objective], with its step rule."""
     values = dict(given)
     kind = values.pop("kind", "Fair")
-    chosen = class_of(Algorithm, kind, file.parent, f"algorithm.kind in {file.name!r},")
+    chosen = find(Algorithm, kind, f"algorithm.kind in {file.name!r},")
+    if "objective" in values:  # it has a table of its own
+        raise InputError(
+            "objective-of-its-own",
+            f"[algorithm] of {file.name!r} has an objective, which belongs in [objective].",
+        )
     given_rule = values.get("steps")
     if isinstance(given_rule, dict):
         rule = dict(given_rule)
         name = rule.pop("kind", None)
-        if name not in steps.__all__:
-            raise unknown(f"algorithm.steps.kind in {file.name!r},", name, steps.__all__)
-        values["steps"] = called(getattr(steps, name), "algorithm.steps", rule, file)
+        if name not in RULES:
+            raise unknown(f"algorithm.steps.kind in {file.name!r},", name, RULES)
+        values["steps"] = called(RULES[name], "algorithm.steps", rule, file)
     if objective is not None:
         if "objective" not in inspect.signature(chosen).parameters:
             raise InputError(
                 "objective-of-its-own",
                 f"{kind} has its own objective: leave out [objective] or --objective.",
             )
-        values["objective"] = objective_of(objective, file)
+        values["objective"] = objective_of(objective, file, find)
     elif chosen.needs_objective():
         raise InputError(
             "objective-missing",
             f"{kind} needs an [objective] in {file.name!r}, such as "
             'kind = "ChiSquare" and rho = 0.1.',
         )
-    return called(chosen, "algorithm", values, file)
+    made: Algorithm = called(chosen, "algorithm", values, file)
+    return made
 
 
 def changed(method: Any, **values: object) -> Algorithm:
@@ -106,24 +138,23 @@ def changed(method: Any, **values: object) -> Algorithm:
     return made
 
 
-def objective_of(given: Mapping[str, object], file: Path) -> Objective:
+def objective_of(given: Mapping[str, object], file: Path, find: Find) -> Objective:
     """Make the objective of [objective]."""
     values = dict(given)
-    kind = _objective_kind(values.pop("kind", None), file)
+    kind = _objective_kind(values.pop("kind", None), file, find)
     return called(kind, "objective", values, file)
 
 
-def _objective_kind(kind: object, file: Path) -> type[Objective]:
-    what = f"objective.kind in {file.name!r},"
-    chosen: type[Objective] = class_of(Objective, kind, file.parent, what)
+def _objective_kind(kind: object, file: Path, find: Find) -> type[Objective]:
+    chosen: type[Objective] = find(Objective, kind, f"objective.kind in {file.name!r},")
     return chosen
 
 
-def with_usual(objective: Json | None, file: Path) -> Json | None:
+def with_usual(objective: Json | None, file: Path, find: Find) -> Json | None:
     """Return [objective] with the default strength if it has none."""
     if objective is None:
         return None
-    kind = _objective_kind(objective.get("kind"), file)
+    kind = _objective_kind(objective.get("kind"), file, find)
     if kind.usual is None:
         return objective
     return {**objective, kind.parameter: objective.get(kind.parameter, kind.usual)}
@@ -181,7 +212,7 @@ def _named(folder: Path, entry: str) -> object:
             "entry-needs-module",
             f"The entry {entry!r} needs the module {error.name!r}, which is not installed.",
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(
             "entry-failed", f"The module of the entry {entry!r} failed with {_cause(error)}."
         ) from error
@@ -219,7 +250,7 @@ def _holds(folder: Path, module: str) -> bool:
     return (folder / module).is_dir() or (folder / f"{module}.py").is_file()
 
 
-def _cause(error: Exception) -> str:
+def _cause(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     text = " ".join(str(error).split()).rstrip(".")

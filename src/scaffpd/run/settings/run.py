@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -113,11 +114,12 @@ class RunConfig(SettingsTable):
             if algorithm.get("kind", "Fair") == "Fair":
                 algorithm = {"local_steps": LOCAL_STEPS, **algorithm}
         asked = (options or {}).get("algorithm.kind", f"algorithm.kind in {file.name!r},")
-        chosen = class_of(Algorithm, algorithm.get("kind", "Fair"), file.parent, asked)
+        find = partial(class_of, folder=file.parent)  # this user's own classes, too
+        chosen = find(Algorithm, algorithm.get("kind", "Fair"), asked)
         objective = found.objective
         if objective is None and chosen.needs_objective():
             objective = {"kind": OBJECTIVE}
-        complete = with_usual(objective, file)
+        complete = with_usual(objective, file, find)
         made = found.model_copy(
             update={
                 "name": found.name or found.data.name,
@@ -128,7 +130,7 @@ class RunConfig(SettingsTable):
             }
         )
         made._place = file.parent
-        made._method = algorithm_of(algorithm, complete, file)
+        made._method = algorithm_of(algorithm, complete, file, find)
         return made
 
     @property

@@ -13,6 +13,7 @@ from scaffpd.data.tabular.formats import ACCEPTED, is_table
 from scaffpd.data.tabular.settings import DECIMALS
 from scaffpd.errors import InputError
 from scaffpd.fields import Needs, SettingsTable, read_toml, validated
+from scaffpd.run.settings.method_tables import OwnClasses
 from scaffpd.secure import SHARE
 
 FEDERATION = {"silos": "a coordinator's federation.toml; a silo's silo.toml is needed"}
@@ -92,7 +93,10 @@ class SiloFile(SettingsTable):
     # fingerprints of the other silos' keys, compared outside the system
     members: dict[str, Fingerprint] = Field(default_factory=dict)
     # entries "module:function" of networks, by the names that an agreement uses
-    models: dict[str, key.Entry] = Field(default_factory=dict)
+    models: dict[key.Name, key.Entry] = Field(default_factory=dict)
+    # entries "module:Class" of methods and of objectives that are not the package's own
+    methods: OwnClasses = Field(default_factory=dict)
+    objectives: OwnClasses = Field(default_factory=dict)
     _path: Path
 
     def model_post_init(self, context: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Annotated
 
 from pydantic import BeforeValidator
@@ -14,17 +13,18 @@ from scaffpd.fields import Needs, SettingsTable
 AUTO = "auto"
 HOSPITALS = "hospitals"
 COUNTED = ("alike", "rows")
+LARGEST = 1e12  # of a strength
 Tolerance = Annotated[key.NonNegative, Needs("a number >= 0 (0: make all rounds)")]
 
 
 def _strength(least: float) -> BeforeValidator:
-    """Return a validator that accepts "auto", or a finite number from `least` on."""
+    """Return a validator that accepts "auto", or a number from `least` to `LARGEST`."""
 
     def check(given: object) -> float | str:
         if given == AUTO:
             return AUTO
         number = isinstance(given, int | float) and not isinstance(given, bool)
-        if not number or not least <= given < math.inf:  # type: ignore[operator]
+        if not number or not least <= given <= LARGEST:  # type: ignore[operator]
             raise PydanticCustomError("strength", "no strength")
         return float(given)  # type: ignore[arg-type]
 
@@ -78,15 +78,15 @@ class TrainingSettings(SettingsTable):
 class PrivacyBudget(SettingsTable):
     """[privacy]: differential privacy of every training row against all who see the messages."""
 
-    epsilon: key.Positive
+    epsilon: key.Epsilon
     """Differential privacy: ε of every row, over the whole run."""
-    delta: key.Between = 1e-5
-    """Its δ."""
-    clip: key.Positive = 1.0  # C, the largest norm of a row's gradient
-    loss_clip: key.Positive = 4.0  # B, the largest loss of a row
+    delta: key.Delta = 1e-5
+    """Its δ, at most 0.001."""
+    clip: key.Strength = 1.0  # C, the largest norm of a row's gradient
+    loss_clip: key.Strength = 4.0  # B, the largest loss of a row
     # R, the longest row once columns are scaled; longer ones are shortened. Not for networks.
-    radius: key.Positive | None = None
-    smoothness: key.Positive | None = None  # a public L; left out, it follows from R
+    radius: key.Strength | None = None
+    smoothness: key.Strength | None = None  # a public L; left out, it follows from R
 
 
 class PrivacySettings(PrivacyBudget):

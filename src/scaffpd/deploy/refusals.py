@@ -1,0 +1,77 @@
+"""What a silo answers in place of a reason: a code, and a sentence that is the same everywhere.
+
+The reason itself may have a path, a limit or a name of this silo's file in it, and is for the log.
+Whoever asks, before anybody here has agreed to anything, learns which of these cases it is.
+"""
+
+from __future__ import annotations
+
+from scaffpd.deploy.messages import Json
+from scaffpd.deploy.transcript import Tampered
+from scaffpd.errors import InputError
+from scaffpd.secure.ring import ClippedSum
+
+CANNOT = "silo-cannot"
+AWAITED = "agreement-awaited"
+UNUSABLE = "agreement-unusable"
+OF_DOCUMENTS = (  # codes of documents that cannot be read; all others are one
+    "agreement-too-large",
+    "colluding-out-of-range",
+    "key-unreadable",
+    "other-version",
+    "too-few-to-hide",
+)
+PUBLIC = (  # codes of a run's refusals that are about what everybody sees
+    "model-too-large",
+    "privacy-budget",  # the account counts releases, which are public
+    "rows-changed",
+    "share-too-large",
+    "too-many-weightings",
+)
+SENTENCES = {
+    CANNOT: "This silo cannot take part; its own log says why.",
+    # of a message
+    "not-a-message": "The silo cannot read this message.",
+    "message-too-long": "The message is too long.",
+    "too-many-arrays": "The message has too many arrays.",
+    "too-many-values": "The message has too many values; an agreement has 65,536 bytes at most.",
+    "other-protocol": "The silo has a scaffpd with another protocol: install the same everywhere.",
+    "question-unknown": "This silo does not know this message.",
+    # of a document
+    UNUSABLE: "The silo cannot use this agreement; its own log says why.",
+    "agreement-too-large": "The agreement is too large: it has 65,536 bytes at most.",
+    "other-version": "The silo has another version of scaffpd: install the same one everywhere.",
+    "key-unreadable": "The agreement has a key that is none.",
+    "key-twice": "Two silos of the agreement have the same key.",
+    "key-differs": "The agreement has a key for this silo that is not its own.",
+    "too-few-to-hide": "There are too few silos in the agreement to hide one in a sum.",
+    "colluding-out-of-range": "The agreement has too many colluding silos.",
+    # of what this silo's file allows
+    "member-unknown": "The agreement has a silo or a key that this silo's file does not have.",
+    "run-without-noise": "This silo takes part only with differential privacy: add [privacy].",
+    "epsilon-too-large": "The agreement may cost a larger ε than this silo's file allows.",
+    "share-too-large": "One silo may have a larger share of a sum than this silo's file allows: "
+    "use ChiSquare with a cap, or CVaR.",
+    # of what its operator has decided
+    AWAITED: "The operator of this silo has not agreed to this run yet.",
+    "agreement-revoked": "The operator of this silo has withdrawn.",
+    "too-many-waiting": "Too many agreements wait for the operator of this silo to decide.",
+    "too-many-runs": "This silo has taken part in as many runs as its file allows.",
+    "code-not-listed": "The agreement names a method, an objective or a model that is not the "
+    "package's, and this silo's file does not list it.",
+    # of a run
+    "model-too-large": "The exchanges of this model are too large: use a smaller one.",
+    "privacy-budget": "The privacy budget of this silo's rows does not allow this answer.",
+    "rows-changed": "The rows of a silo are not those that this run began with: changed rows need "
+    "a new agreement.",
+    "too-many-weightings": "The rows of this silo would be summed with more weightings than are "
+    "safe: go on with an objective that an earlier agreement had, or agree on [privacy].",
+}
+
+
+def answered(error: InputError) -> Json:
+    """Return code and sentence of a refusal; those of what others have posted are as they are."""
+    if isinstance(error, Tampered | ClippedSum):
+        return {"code": error.code, "sentence": str(error)}
+    code = error.code if error.code in SENTENCES else CANNOT
+    return {"code": code, "sentence": SENTENCES[code]}
