@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -35,7 +36,9 @@ POST = "post"  # a silo's own next post
 WAIT = "wait"  # it needs others' posts
 BUSY = "busy"  # it computes
 DONE = "done"
+LEAVE = "leave"  # the epoch has ended: the rows are free for other runs
 LOST = "lost"  # it was restarted, and knows nothing of this epoch
+LEAVE_SECONDS = 5.0
 Posts = Mapping[str, bytes]
 
 
@@ -85,11 +88,12 @@ class Mailbox:
         thread.start()
         return thread
 
-    def close(self) -> None:
-        """End the program at its next exchange."""
+    def close(self, seconds: float = 0.0) -> None:
+        """End the program at its next exchange, and wait so many seconds for that."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+            self._changed.wait_for(lambda: self.ended, seconds)
 
     def show(self, start: int, news: Sequence[Posts]) -> None:
         """Take the posts of steps from `start` on; what is known already stays as it is."""
@@ -167,7 +171,9 @@ class Board:
     log: list[Posts] = field(default_factory=list, init=False)
     _seen: dict[str, int] = field(default_factory=dict, init=False)
     _epoch: str = field(default="", init=False)
-    _awaited: tuple[str, ...] = field(default=(), init=False)  # whose operator has not agreed yet
+    _awaited: tuple[str, ...] = field(
+        default=(), init=False
+    )  # who has to wait for a person, or another run
 
     def begin(self, agreement: JsonMapping, states: Sequence[Sequence[object]]) -> None:
         """Open an epoch at all silos; raise `SiloTrouble` unless all take part."""
@@ -180,6 +186,13 @@ class Board:
         for names in filter(None, (self._awaited, others)):  # nobody begins while a person decides
             self._awaited = ()
             self.asked(dict.fromkeys(names, begin))
+
+    def leave(self, absent: str = "") -> None:
+        """Let silos go, but for one that does not answer: their rows are free for other runs."""
+        left = encode(Message(LEAVE, {"epoch": self._epoch}))
+        with suppress(Exception):  # the engine may have ended
+            names = [name for name in self.names if name != absent]
+            self.transport.ask(dict.fromkeys(names, left), min(self.timeout, LEAVE_SECONDS))
 
     def run(self, onlooker: Mailbox) -> None:
         """Carry posts until all silos are done; raise `SiloTrouble` if one is missing."""

@@ -13,6 +13,7 @@ import math
 import time
 from contextlib import suppress
 from pathlib import Path
+from random import uniform
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from scaffpd import __version__
 from scaffpd.deploy.agreement import Agreement
 from scaffpd.deploy.board import Board, Mailbox, SiloTrouble
 from scaffpd.deploy.deployed_run import FAILED, OUTCOME, PAUSED, DeployedRun, Outcome, read_json
-from scaffpd.deploy.messages import REFUSED, Json, Message, Transport, encode
+from scaffpd.deploy.messages import ABSENT, REFUSED, Json, Message, Transport, encode
 from scaffpd.deploy.program import Finished, RunStates, take_part
 from scaffpd.deploy.recording import record_of
 from scaffpd.deploy.silo import CARD
@@ -115,7 +116,9 @@ class Coordination:
             late = time.monotonic() - since > self.file.timeout
             if late or (refused and strikes >= STRIKES):
                 return self.folder.pause(str(trouble))
-            time.sleep(PAUSE_SECONDS * (min(strikes, 15) if failure.waits else 1))
+            # two runs over the same tables that began together do not come together again
+            waits = min(strikes, 15) * uniform(0.5, 1.0) if failure.waits else 1.0
+            time.sleep(PAUSE_SECONDS * waits)
 
     def agreement(self) -> Agreement:
         """Return the document of this run: the terms, and the keys that silos show."""
@@ -127,7 +130,6 @@ class Coordination:
         """Carry posts from the agreement to the end, with an onlooker in a thread of its own."""
         agreement = self.agreement()
         states = self.states.known()
-        self.board.begin(agreement.values, states)
         mailbox = Mailbox()
         found: list[Finished] = []
         session = Session(mailbox, agreement.cards, agreement.digest)
@@ -139,15 +141,23 @@ class Coordination:
                 )
             )
 
-        onlooker = mailbox.start(look_on)
         try:
-            self.board.run(mailbox)
-            onlooker.join(JOIN_SECONDS)
-        finally:
-            mailbox.close()
-            onlooker.join(JOIN_SECONDS)
-        if mailbox.failure is not None:
-            raise mailbox.failure
+            self.board.begin(agreement.values, states)
+            onlooker = mailbox.start(look_on)
+            try:
+                self.board.run(mailbox)
+                onlooker.join(JOIN_SECONDS)
+            finally:
+                mailbox.close()
+                onlooker.join(JOIN_SECONDS)
+            if mailbox.failure is not None:
+                raise mailbox.failure
+        except SiloTrouble as trouble:
+            self.board.leave(trouble.name if trouble.failure.what == ABSENT else "")
+            raise
+        except Exception:
+            self.board.leave()
+            raise
         return found[0]
 
     def _noted(self, trouble: SiloTrouble) -> SiloTrouble:

@@ -1,21 +1,19 @@
 r"""A silo's records, which outlive runs and processes: what was asked, agreed to, and has left.
 
-Every line of records.jsonl has a link, the SHA-256 of the link before and of the line: changing,
-removing or inserting one changes all later links, and a link that was noted down elsewhere proves
-that the end was not cut off. Write access to the file is the right to agree.
+The lines of records.jsonl are linked (`linked`), so that what was noted stays. Write access to the
+file is the right to agree.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
+from scaffpd.deploy.linked import LinkedLines
 from scaffpd.deploy.messages import Json, JsonMapping
 from scaffpd.errors import InputError
-from scaffpd.files import JsonLines
 
 ASKED = "asked"  # an agreement came
 GRANTED = "granted"  # by a person here
@@ -28,38 +26,39 @@ class SiloRecords:
     """The file of records."""
 
     def __init__(self, file: Path) -> None:
-        self._lines = JsonLines(file)
+        self._lines = LinkedLines(file)
 
-    def note(self, what: str, digest: str, **about: object) -> None:
-        """Append a line; what cannot be written down does not happen."""
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock of the file; what cannot be written down does not happen."""
         try:
             self._lines.file.parent.mkdir(parents=True, exist_ok=True)
             with self._lines.lock():
-                before = self._lines.last({"link": ""})
-                line = {
-                    "time": datetime.now(UTC).isoformat(timespec="seconds"),
-                    "what": what,
-                    "agreement": digest,
-                    **about,
-                }
-                self._lines.append({**line, "link": _link(before["link"], line)})
-        except (OSError, ValueError, KeyError):
+                yield
+        except InputError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError):
             raise InputError(
                 "records-unreadable",
                 f"The silo's records {self._lines.file.name!r} cannot be read.",
             ) from None
 
+    def note(self, what: str, digest: str, **about: object) -> None:
+        """Append a line."""
+        with self._locked():
+            self._append(what, digest, about)
+
+    def _append(self, what: str, digest: str, about: JsonMapping) -> None:
+        time = datetime.now(UTC).isoformat(timespec="seconds")
+        self._lines.append({"time": time, "what": what, "agreement": digest, **about})
+
     def read(self) -> list[Json]:
         """Return all lines; refuse a file in which a link is wrong."""
         lines = list[Json]()
-        link = ""
         try:
-            for line in JsonLines(self._lines.file).read():
-                link = _link(link, {name: part for name, part in line.items() if name != "link"})
-                if line["link"] != link:
-                    raise ValueError
+            for line in self._lines.read():
                 lines.append(line)
-        except (OSError, ValueError, KeyError, AttributeError):
+        except (OSError, ValueError):
             raise InputError(
                 "records-changed",
                 f"Line {len(lines) + 1} of the silo's records {self._lines.file.name!r} was "
@@ -76,16 +75,25 @@ class SiloRecords:
         ]
         return found[-1] if found else None
 
-    def begin(self, digest: str, most: int) -> None:
-        """Note an epoch; refuse one run too many."""
-        runs = self.begun()
-        if len(runs.keys() | {digest}) > most:
-            raise InputError(
-                "too-many-runs",
-                f"This silo has taken part in {len(runs)} runs, and its limits.runs is {most}: go "
-                "on with an earlier agreement, or let its operator raise that.",
-            )
-        self.note(BEGUN, digest)
+    def begin(self, digest: str, most: int, ledger: str = "") -> None:
+        """Note an epoch and the ledger's last link; refuse one run too many.
+
+        Several processes of a silo may begin at the same time: the lock is held from the count on.
+        """
+        with self._locked():
+            runs = self.begun()
+            if len(runs.keys() | {digest}) > most:
+                raise InputError(
+                    "too-many-runs",
+                    f"This silo has taken part in {len(runs)} runs, and its limits.runs is {most}: "
+                    "go on with an earlier agreement, or let its operator raise that.",
+                )
+            self._append(BEGUN, digest, {"ledger": ledger})
+
+    def ledger(self) -> str:
+        """Return the last link of the table's ledger that was noted; empty before the first."""
+        noted = [line["ledger"] for line in self.read() if line.get("ledger")]
+        return str(noted[-1]) if noted else ""
 
     def begun(self) -> dict[str, Json]:
         """Return every agreement that this silo has taken part in, by its hash."""
@@ -101,11 +109,6 @@ class SiloRecords:
         """Note an agreement, once."""
         if digest not in self.documents():
             self.note(ASKED, digest, document=document)
-
-
-def _link(before: str, line: JsonMapping) -> str:
-    content = json.dumps(line, sort_keys=True)
-    return hashlib.sha256(f"{before}{content}".encode()).hexdigest()
 
 
 def audit(lines: Sequence[Json], noted: str = "") -> list[Json]:

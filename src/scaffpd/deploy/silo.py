@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from scaffpd.deploy.agreement import Agreement, allowed
-from scaffpd.deploy.board import BEGIN, DONE, LOST, NEWS, Abandoned, Mailbox, read_news
+from scaffpd.deploy.board import BEGIN, DONE, LEAVE, LOST, NEWS, Abandoned, Mailbox, read_news
+from scaffpd.deploy.ledger import LEDGER_CHANGED, TABLE_BUSY, WENT_BACK, TableLedger
 from scaffpd.deploy.messages import REFUSED, Message, decode, encode
 from scaffpd.deploy.program import RunStates, take_part
 from scaffpd.deploy.records import LEFT, SiloRecords
@@ -31,8 +32,11 @@ log = logging.getLogger("scaffpd.silo")
 CARD = "card"
 READY = "ready"
 PATIENCE = 20.0  # seconds after which a silo that computes says so
-AWAITED = "agreement-awaited"
+AWAITED = ("agreement-awaited", TABLE_BUSY)  # what time may change
 PUBLIC = (  # codes of refusals about what everybody sees
+    LEDGER_CHANGED,  # fixed sentences, like the next two
+    TABLE_BUSY,
+    WENT_BACK,
     "model-too-large",
     "privacy-budget",  # the account counts releases, which are public
     "rows-changed",
@@ -72,7 +76,7 @@ class Silo:
                 return encode(self._answer(decode(question)))
         except InputError as error:
             log.warning("refused: %s", error)
-            about = {"sentence": str(error), "code": error.code, "waits": error.code == AWAITED}
+            about = {"sentence": str(error), "code": error.code, "waits": error.code in AWAITED}
         except Exception:
             log.exception("a question failed")
             about = {"sentence": NOT_TOLD}
@@ -85,6 +89,10 @@ class Silo:
         if asked.kind == BEGIN and isinstance(states, list):
             self._begin(asked, states)
             return Message(READY)
+        if asked.kind == LEAVE:
+            if self._mailbox is not None and asked.values.get("epoch") == self._epoch:
+                self._mailbox.close()
+            return Message(DONE)
         if asked.kind != NEWS:
             raise InputError("question-unknown", "This silo does not know this message.")
         mailbox = self._mailbox
@@ -103,19 +111,45 @@ class Silo:
         self.records.ask(run, agreement.values)
         others = bool(agreement.with_others(self.records.begun()))
         allowed(self.file, self.records.granted(run), others)
-        self.records.begin(run, self.file.limits.runs)
-        if self._mailbox is not None:
-            self._mailbox.close()
-        self._epoch = str(asked.values.get("epoch"))
-        self._mailbox = Mailbox()
-        self._mailbox.start(partial(self._run, self._mailbox, agreement, states))
+        self.close()
+        ledger = TableLedger(self.file.ledger)
+        try:
+            ledger.take(self.records.ledger())
+        except InputError as error:
+            raise _told(error) from None
+        try:
+            self.records.begin(run, self.file.limits.runs, ledger.link)
+            self._epoch = str(asked.values.get("epoch"))
+            self._mailbox = Mailbox()
+            self._mailbox.start(partial(self._hold, ledger, self._mailbox, agreement, states))
+        except BaseException:
+            ledger.leave()
+            raise
 
-    def _run(self, mailbox: Mailbox, agreement: Agreement, states: list[Any]) -> None:
+    def close(self) -> None:
+        """End the epoch under way, and wait until it has ended; its rows are free then."""
+        if self._mailbox is not None:
+            self._mailbox.close(PATIENCE)
+
+    def _hold(
+        self, ledger: TableLedger, mailbox: Mailbox, agreement: Agreement, states: list[Any]
+    ) -> None:
+        """Run the agreement, and note what has left, while no other run is over these rows."""
+        run = agreement.digest.hex()
+        with ledger:
+            session = Session(mailbox, agreement.cards, agreement.digest, self.name, self.identity)
+            try:
+                self._run(session, agreement, states, ledger)
+            finally:
+                self.records.note(LEFT, run, posts=session.sent, ledger=ledger.link)
+
+    def _run(
+        self, session: Session, agreement: Agreement, states: list[Any], ledger: TableLedger
+    ) -> None:
         """Run the agreement; write the model once everybody has confirmed."""
         terms = agreement.terms(self.file.path)
-        session = Session(mailbox, agreement.cards, agreement.digest, self.name, self.identity)
         try:
-            rows = SiloRows(self.file, agreement, terms)
+            rows = SiloRows(self.file, agreement, terms, ledger)
             session.before = rows.written_down
             if terms.privacy is None:  # with noise, a repeat is another release
                 session.journal = rows.journal()
@@ -124,12 +158,14 @@ class Silo:
         except Abandoned:
             raise
         except InputError as error:
-            log.error("%s", error)
-            if isinstance(error, Tampered | ClippedSum) or error.code in PUBLIC:
-                raise
-            raise InputError("silo-cannot", NOT_TOLD) from None
+            raise _told(error) from None
         except BaseException:  # the operator's own code may even exit
             log.exception("the run failed")  # the details may contain data and stay here
             raise InputError("silo-cannot", NOT_TOLD) from None
-        finally:
-            self.records.note(LEFT, agreement.digest.hex(), posts=session.sent)
+
+
+def _told(error: InputError) -> InputError:
+    """Return what others are told of an error, which the log has."""
+    log.error("%s", error)
+    public = isinstance(error, Tampered | ClippedSum) or error.code in PUBLIC
+    return error if public else InputError("silo-cannot", NOT_TOLD)
