@@ -277,6 +277,16 @@ def run(path, places, script=None):
     return coordinate(path, transport), transport
 
 
+def entries(place):
+    """The lines of the ledger of a silo's table."""
+    return list(JsonLines(SiloFile.read(place).ledger / "ledger.jsonl").read())
+
+
+def released(place):
+    """All releases in the ledger of a silo's table: mark, noise and how many."""
+    return [one for line in entries(place) for one in line["releases"]]
+
+
 def mostly_long(every, *short):
     """All of these values as parameters; those that are not in `short` take `make test-all`."""
     values = list(every)

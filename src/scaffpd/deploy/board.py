@@ -170,6 +170,7 @@ class Board:
     wire: Traffic = field(default_factory=Traffic)
     log: list[Posts] = field(default_factory=list, init=False)
     _seen: dict[str, int] = field(default_factory=dict, init=False)
+    _begun: list[str] = field(default_factory=list, init=False)  # or asked to
     _epoch: str = field(default="", init=False)
     _awaited: tuple[str, ...] = field(
         default=(), init=False
@@ -179,20 +180,23 @@ class Board:
         """Open an epoch at all silos; raise `SiloTrouble` unless all take part."""
         self._epoch = secrets.token_hex(16)
         self.log.clear()
+        self._begun.clear()
         self._seen = dict.fromkeys(self.names, 0)
         values = {"agreement": agreement, "epoch": self._epoch, "states": states}
         begin = encode(Message(BEGIN, values))
         others = [name for name in self.names if name not in self._awaited]
         for names in filter(None, (self._awaited, others)):  # nobody begins while a person decides
             self._awaited = ()
+            self._begun += names
             self.asked(dict.fromkeys(names, begin))
 
-    def leave(self, absent: str = "") -> None:
-        """Let silos go, but for one that does not answer: their rows are free for other runs."""
+    def leave(self, but: str = "") -> None:
+        """Let silos go that have begun, but for one that cannot: others may run over their rows."""
+        names = [name for name in self._begun if name != but]
         left = encode(Message(LEAVE, {"epoch": self._epoch}))
         with suppress(Exception):  # the engine may have ended
-            names = [name for name in self.names if name != absent]
-            self.transport.ask(dict.fromkeys(names, left), min(self.timeout, LEAVE_SECONDS))
+            if names:
+                self.transport.ask(dict.fromkeys(names, left), min(self.timeout, LEAVE_SECONDS))
 
     def run(self, onlooker: Mailbox) -> None:
         """Carry posts until all silos are done; raise `SiloTrouble` if one is missing."""

@@ -21,7 +21,7 @@ from scaffpd import __version__
 from scaffpd.deploy.agreement import Agreement
 from scaffpd.deploy.board import Board, Mailbox, SiloTrouble
 from scaffpd.deploy.deployed_run import FAILED, OUTCOME, PAUSED, DeployedRun, Outcome, read_json
-from scaffpd.deploy.messages import ABSENT, REFUSED, Json, Message, Transport, encode
+from scaffpd.deploy.messages import REFUSED, Json, Message, Transport, encode
 from scaffpd.deploy.program import Finished, RunStates, take_part
 from scaffpd.deploy.recording import record_of
 from scaffpd.deploy.silo import CARD
@@ -153,7 +153,7 @@ class Coordination:
             if mailbox.failure is not None:
                 raise mailbox.failure
         except SiloTrouble as trouble:
-            self.board.leave(trouble.name if trouble.failure.what == ABSENT else "")
+            self.board.leave(trouble.name)
             raise
         except Exception:
             self.board.leave()

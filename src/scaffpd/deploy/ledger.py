@@ -47,7 +47,7 @@ class Entrant:
         run: hash of the agreement.
         silo: fingerprint of the silo's key.
         members: names the members of the run.
-        rows: names the rows; empty if none is needed, with noise.
+        rows: names the rows.
     """
 
     run: str
@@ -192,6 +192,13 @@ class TableLedger:
             and (line["members"] == who.members or line["silo"] != who.silo)
             for place, found in line["weightings"]
         ]
+
+    def others(self, silo: str) -> bool:
+        """Return whether there were sums without noise under another key than this silo's.
+
+        Who the members were, and whose gradient a difference shows, only a person can find out.
+        """
+        return any(line["weightings"] and line["silo"] != silo for line in self._entries)
 
     def open(self, account: Account | None, who: Entrant, budget: float | None) -> Account:
         """Add to an account what was released in its run, and bind it to a budget of all runs."""

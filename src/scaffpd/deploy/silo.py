@@ -56,6 +56,7 @@ class Silo:
         self.records = SiloRecords(file.records)
         self._mailbox: Mailbox | None = None
         self._epoch = ""
+        self._run_name = ""
         self._lock = threading.Lock()
 
     @classmethod
@@ -111,14 +112,19 @@ class Silo:
         self.records.ask(run, agreement.values)
         others = bool(agreement.with_others(self.records.begun()))
         allowed(self.file, self.records.granted(run), others)
-        self.close()
+        if run == self._run_name:
+            self.close()
         ledger = TableLedger(self.file.ledger)
         try:
             ledger.take(self.records.ledger())
         except InputError as error:
             raise _told(error) from None
         try:
+            fingerprint = self.identity.card.fingerprint
+            if not agreement.values["noise"] and ledger.others(fingerprint):
+                allowed(self.file, self.records.granted(run), others=True)
             self.records.begin(run, self.file.limits.runs, ledger.link)
+            self._run_name = run
             self._epoch = str(asked.values.get("epoch"))
             self._mailbox = Mailbox()
             self._mailbox.start(partial(self._hold, ledger, self._mailbox, agreement, states))
