@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from scaffpd.deploy.ledger import TABLE_BUSY
 from scaffpd.deploy.messages import (
     REFUSED,
     Failure,
@@ -170,11 +171,10 @@ class Board:
     wire: Traffic = field(default_factory=Traffic)
     log: list[Posts] = field(default_factory=list, init=False)
     _seen: dict[str, int] = field(default_factory=dict, init=False)
+    _in_turn: bool = field(default=False, init=False)
     _begun: list[str] = field(default_factory=list, init=False)  # or asked to
     _epoch: str = field(default="", init=False)
-    _awaited: tuple[str, ...] = field(
-        default=(), init=False
-    )  # who has to wait for a person, or another run
+    _awaited: tuple[str, ...] = field(default=(), init=False)  # whose operator has not agreed yet
 
     def begin(self, agreement: JsonMapping, states: Sequence[Sequence[object]]) -> None:
         """Open an epoch at all silos; raise `SiloTrouble` unless all take part."""
@@ -185,10 +185,14 @@ class Board:
         values = {"agreement": agreement, "epoch": self._epoch, "states": states}
         begin = encode(Message(BEGIN, values))
         others = [name for name in self.names if name not in self._awaited]
-        for names in filter(None, (self._awaited, others)):  # nobody begins while a person decides
+        # Two runs over the same tables would each hold some of them and wait for the rest: once one
+        # was busy, silos begin in the order of their names, which is the same for both runs.
+        then = [[name] for name in sorted(others)] if self._in_turn else [others]
+        for names in filter(None, (self._awaited, *then)):  # nobody begins while a person decides
             self._awaited = ()
             self._begun += names
             self.asked(dict.fromkeys(names, begin))
+        self._in_turn = False
 
     def leave(self, but: str = "") -> None:
         """Let silos go that have begun, but for one that cannot: others may run over their rows."""
@@ -264,6 +268,8 @@ class Board:
             if found[name].kind == REFUSED:
                 values = found[name].values
                 waits = values.get("waits") is True
-                self._awaited = (name,) if waits else ()
+                busy = values.get("code") == TABLE_BUSY
+                self._in_turn = self._in_turn or busy
+                self._awaited = (name,) if waits and not busy else ()
                 raise SiloTrouble(name, Failure(plain(values.get("sentence")), REFUSED, waits))
         return found

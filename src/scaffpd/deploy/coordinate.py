@@ -13,7 +13,6 @@ import math
 import time
 from contextlib import suppress
 from pathlib import Path
-from random import uniform
 
 import numpy as np
 
@@ -116,9 +115,7 @@ class Coordination:
             late = time.monotonic() - since > self.file.timeout
             if late or (refused and strikes >= STRIKES):
                 return self.folder.pause(str(trouble))
-            # two runs over the same tables that began together do not come together again
-            waits = min(strikes, 15) * uniform(0.5, 1.0) if failure.waits else 1.0
-            time.sleep(PAUSE_SECONDS * waits)
+            time.sleep(PAUSE_SECONDS * (min(strikes, 15) if failure.waits else 1))
 
     def agreement(self) -> Agreement:
         """Return the document of this run: the terms, and the keys that silos show."""
