@@ -63,6 +63,19 @@ def test_everything_can_be_said(tmp_path):
     assert read(tmp_path, 'folder = "state"\n' + SHORT).records == tmp_path / "state/records.jsonl"
 
 
+def test_a_ledger_belongs_to_the_table(tmp_path):
+    (tmp_path / "a.csv").touch()
+    (tmp_path / "link.csv").symlink_to("a.csv")
+    wanted = tmp_path.resolve() / ".a.csv.scaffpd"
+    for name in ("a.csv", f"../{tmp_path.name}/a.csv", str(tmp_path / "link.csv")):
+        text = SHORT.replace("a.csv", name)
+        assert read(tmp_path, text).ledger == wanted
+        assert read(tmp_path, 'folder = "state"\n' + text).ledger == wanted
+    assert read(tmp_path, f'{SHORT}ledger = "rows"').ledger == tmp_path.resolve() / "rows"
+    entry = 'name = "a"\nfolder = "state"\n[data]\nentry = "mine:load"\n'
+    assert read(tmp_path, entry).ledger == tmp_path.resolve() / "state" / "ledger"
+
+
 def test_little_has_to_be_said(tmp_path):
     file = read(tmp_path, SHORT)
     assert (file.data.test, file.agree, file.members) == (0.2, "ask", {})

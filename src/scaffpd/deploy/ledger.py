@@ -35,8 +35,6 @@ from scaffpd.secure.keys import derived
 log = logging.getLogger("scaffpd.silo")
 DELTA = 1e-5  # of a silo's own budget
 TABLE_BUSY = "table-busy"
-WENT_BACK = "ledger-went-back"
-LEDGER_CHANGED = "ledger-changed"
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ class TableLedger:
             self._lock.acquire()
         except Timeout:
             raise InputError(
-                TABLE_BUSY, "Another run uses this silo's rows; one at a time does."
+                "table-busy", "Another run uses this silo's rows; one at a time does."
             ) from None
         except OSError as error:
             raise InputError(
@@ -117,7 +115,7 @@ class TableLedger:
         if noted not in ("", self._lines.first, *(line[LINK] for line in self._entries)):
             log.error("The ledger %s has gone back in time.", self.folder)
             raise InputError(
-                WENT_BACK,
+                "ledger-went-back",
                 "The ledger of this silo's table lacks what the silo has noted of it: its operator "
                 "has to bring back the newest copy, or, if table or ledger were moved, name its "
                 "folder in data.ledger.",
@@ -132,7 +130,7 @@ class TableLedger:
     def _changed(self) -> InputError:
         log.error("The ledger %s was changed by somebody else.", self.folder)
         return InputError(
-            LEDGER_CHANGED,
+            "ledger-changed",
             "The ledger of this silo's table was changed, replaced or removed: its operator has to "
             "bring back the newest copy.",
         )

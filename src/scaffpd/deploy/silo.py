@@ -15,7 +15,7 @@ from typing import Any
 
 from scaffpd.deploy.agreement import Agreement, allowed
 from scaffpd.deploy.board import BEGIN, DONE, LEAVE, LOST, NEWS, Abandoned, Mailbox, read_news
-from scaffpd.deploy.ledger import LEDGER_CHANGED, TABLE_BUSY, WENT_BACK, TableLedger
+from scaffpd.deploy.ledger import TABLE_BUSY, TableLedger
 from scaffpd.deploy.messages import REFUSED, Message, decode, encode
 from scaffpd.deploy.program import RunStates, take_part
 from scaffpd.deploy.records import LEFT, SiloRecords
@@ -34,9 +34,9 @@ READY = "ready"
 PATIENCE = 20.0  # seconds after which a silo that computes says so
 AWAITED = ("agreement-awaited", TABLE_BUSY)  # what time may change
 PUBLIC = (  # codes of refusals about what everybody sees
-    LEDGER_CHANGED,  # fixed sentences, like the next two
     TABLE_BUSY,
-    WENT_BACK,
+    "ledger-changed",
+    "ledger-went-back",
     "model-too-large",
     "privacy-budget",  # the account counts releases, which are public
     "rows-changed",
