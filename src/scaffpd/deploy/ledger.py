@@ -180,7 +180,7 @@ class TableLedger:
     def weightings(self, who: Entrant) -> list[tuple[str, str]]:
         """Return places, and weightings there, that count for a run over these rows.
 
-        Under one key other members are a person's decision, who was told whose gradient that shows.
+        Under one key other members are a person's decision, who has read whose gradient that shows.
         Another key of the same rows may be that of the same members, whatever they are called.
         """
         return [

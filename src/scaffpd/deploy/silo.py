@@ -118,7 +118,7 @@ class Silo:
         try:
             ledger.take(self.records.ledger())
         except InputError as error:
-            raise _told(error) from None
+            raise _public(error) from None
         try:
             fingerprint = self.identity.card.fingerprint
             if not agreement.values["noise"] and ledger.others(fingerprint):
@@ -164,14 +164,14 @@ class Silo:
         except Abandoned:
             raise
         except InputError as error:
-            raise _told(error) from None
+            raise _public(error) from None
         except BaseException:  # the operator's own code may even exit
             log.exception("the run failed")  # the details may contain data and stay here
             raise InputError("silo-cannot", NOT_TOLD) from None
 
 
-def _told(error: InputError) -> InputError:
-    """Return what others are told of an error, which the log has."""
+def _public(error: InputError) -> InputError:
+    """Return the error as others get it; the log has it whole."""
     log.error("%s", error)
     public = isinstance(error, Tampered | ClippedSum) or error.code in PUBLIC
     return error if public else InputError("silo-cannot", NOT_TOLD)
