@@ -32,11 +32,13 @@ from cases.silos import (
 )
 from scaffpd.deploy.board import BEGIN
 from scaffpd.deploy.coordinate import coordinate
+from scaffpd.deploy.ledger import Entrant, TableLedger
 from scaffpd.deploy.messages import Message, decode, encode
 from scaffpd.deploy.records import SiloRecords
 from scaffpd.deploy.replica import OwnVectors, ReplicaSums
 from scaffpd.deploy.silo import READY, Silo
 from scaffpd.federation.questions import GradientsAt
+from scaffpd.files import JsonLines
 from scaffpd.privacy.accountant import Account, epsilon
 
 THREE = ["cleveland", "hungarian", "va"]
@@ -395,3 +397,23 @@ def test_runs_are_counted_and_noted_under_one_lock(tmp_path, monkeypatch):
     for thread in threads:
         thread.join()
     assert sorted(found) == ["begun", "too-many-runs"]
+
+
+def test_a_full_disk_is_no_ledger_that_went_back(tmp_path, monkeypatch):
+    who = Entrant("run", "silo", "members", "rows")
+    ledger = TableLedger(tmp_path / "ledger")
+    ledger.take("")
+    ledger.write(who, [("start", "one")])
+
+    def full(self, entry):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(JsonLines, "append", full)
+        with pytest.raises(OSError, match="space"):
+            ledger.write(who, [("start", "two")])
+    ledger.leave()
+    again = TableLedger(tmp_path / "ledger")
+    again.take(ledger.link)
+    assert again.weightings(who) == [("start", "one")]
+    again.leave()

@@ -25,7 +25,7 @@ from typing import Self
 from filelock import FileLock, Timeout
 
 from scaffpd.deploy.deployed_run import GLANCE
-from scaffpd.deploy.linked import LINK, LinkedLines
+from scaffpd.deploy.linked import LINK, LinkedLines, link_of
 from scaffpd.deploy.messages import Json
 from scaffpd.errors import InputError
 from scaffpd.files import LOCK_NAME, load_or_create
@@ -127,6 +127,12 @@ class TableLedger:
         except (OSError, ValueError):
             raise self._changed() from None
 
+    def _chain_end(self) -> str:
+        try:
+            return self._lines.last()
+        except (OSError, ValueError, KeyError, TypeError):
+            raise self._changed() from None
+
     def _changed(self) -> InputError:
         log.error("The ledger %s was changed by somebody else.", self.folder)
         return InputError(
@@ -147,13 +153,10 @@ class TableLedger:
     def check(self) -> None:
         """Refuse if somebody else has written, cut or replaced the ledger, or its lock."""
         now = self._state()
-        try:
-            same = now[:-1] == self._seen[:-1] and self._lines.last() == self.link
-        except (OSError, ValueError, KeyError, TypeError):
-            same = False
-        if same and now != self._seen:  # touched, as backups do, or a line was written over
-            same = self._chain() == self._entries
-        if not same:
+        if now == self._seen:  # since it was read, or read back
+            return
+        # a backup may have touched it; or a line was written over
+        if now[:-1] != self._seen[:-1] or self._chain() != self._entries:
             raise self._changed()
         self._seen = now
 
@@ -172,10 +175,12 @@ class TableLedger:
             "weightings": list(map(list, weightings)),
             "releases": [[one.mark.hex(), one.noise, one.times] for one in releases],
         }
-        self.link = self._lines.append(line)
-        self._entries.append({**line, LINK: self.link})
+        link = link_of(self.link, line)
+        if not link == self._lines.append(line) == self._chain_end():
+            raise self._changed()  # somebody wrote meanwhile
+        self.link = link
+        self._entries.append({**line, LINK: link})
         self._seen = self._state()
-        self.check()
 
     def weightings(self, who: Entrant) -> list[tuple[str, str]]:
         """Return places, and weightings there, that count for a run over these rows.

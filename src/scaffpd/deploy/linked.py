@@ -37,7 +37,7 @@ class LinkedLines:
 
     def append(self, line: JsonMapping) -> str:
         """Append a line, flush it to disk, and return its link."""
-        link = _link(self.last(), line)
+        link = link_of(self.last(), line)
         self._lines.append({**line, LINK: link})
         return link
 
@@ -51,12 +51,13 @@ class LinkedLines:
         for line in JsonLines(self.file).read():
             if not isinstance(line, dict):
                 raise ValueError
-            link = _link(link, {name: part for name, part in line.items() if name != LINK})
+            link = link_of(link, {name: part for name, part in line.items() if name != LINK})
             if line.get(LINK) != link:
                 raise ValueError
             yield line
 
 
-def _link(before: str, line: JsonMapping) -> str:
+def link_of(before: str, line: JsonMapping) -> str:
+    """Return the link of a line after another link."""
     content = json.dumps(line, sort_keys=True)
     return hashlib.sha256(f"{before}{content}".encode()).hexdigest()
