@@ -24,7 +24,7 @@ PRIVATE_WORDS = r"\b(told|untold|kept|weighed|weighing|apart|is there already)\b
 # What is measured, and the most that is allowed; lower a number as soon as it can be lowered.
 BUDGETS = {
     "bytes of the package": 1_556_500,
-    "bytes of the tests": 1_153_500,
+    "bytes of the tests": 1_154_000,
     "files over 500 lines": 0,
     "mentions of Any": 120,
     "fmt: skip": 0,
