@@ -218,11 +218,16 @@ def test_runs_with_noise_keep_to_their_budgets(tmp_path, fake_clock, shared):
         sent = audit(silo.records.read())[0]["posts"]
         assert not {"clear scores", "masked sum", "masked squares"} & set(sent)
     assert len(released(places["va"])) > 0
-    # a second run, under another agreement, would exceed the silo's own budget
-    text = path.read_text().replace('folder = "run"', 'folder = "two"')
-    path.write_text(text.replace("rounds = 3", "rounds = 30"))
-    agree(path, places)
-    outcome, _ = run(path, places)
+    # further runs, under other agreements, exceed the silo's own budget: one by luck not the next,
+    # as steps that noise has rejected release less
+    text = path.read_text()
+    for k in range(3):
+        other = text.replace('folder = "run"', f'folder = "run {k}"')
+        path.write_text(other.replace("rounds = 3", f"rounds = {30 + k}"))
+        agree(path, places)
+        outcome, _ = run(path, places)
+        if not outcome.final:
+            break
     assert outcome.status in ("paused", "failed")
     assert "The privacy budget of this silo's rows" in outcome.sentence
 

@@ -18,7 +18,7 @@ from scaffpd.deploy.board import BEGIN, DONE, LEAVE, LOST, NEWS, Abandoned, Mail
 from scaffpd.deploy.ledger import TableLedger
 from scaffpd.deploy.messages import REFUSED, Message, decode, encode, plain
 from scaffpd.deploy.program import RunStates, take_part
-from scaffpd.deploy.records import LEFT, SiloRecords
+from scaffpd.deploy.records import LEFT, Known, SiloRecords
 from scaffpd.deploy.refusals import (
     AWAITED,
     CANNOT,
@@ -110,7 +110,8 @@ class Silo:
         agreement = self._read(asked.values.get("agreement"))
         run = agreement.digest.hex()
         agreement.check(self.file, self.identity.card)
-        terms = self._allowed(agreement, bool(agreement.with_others(self.records.known().begun)))
+        known = self.records.known()
+        terms = self._allowed(agreement, known, bool(agreement.with_others(known.begun)))
         if run == self._run_name:
             self.close()
         ledger = TableLedger(self.file.ledger)
@@ -120,7 +121,7 @@ class Silo:
             raise _public(error) from None
         try:
             if not agreement.values["noise"] and ledger.others(self.identity.card.fingerprint):
-                self._allowed(agreement, others=True)
+                self._allowed(agreement, known, others=True)
             self.records.begin(run, agreement.values, self.file.limits.runs, ledger.link)
             self._run_name = run
             self._epoch = str(asked.values.get("epoch"))
@@ -131,11 +132,11 @@ class Silo:
             ledger.leave()
             raise
 
-    def _allowed(self, agreement: Agreement, others: bool) -> FederationTerms:
+    def _allowed(self, agreement: Agreement, known: Known, others: bool) -> FederationTerms:
         """Return the terms that the operator has agreed to, with own code; else note the wish."""
         run = agreement.digest.hex()
         try:
-            allowed(self.file, self.records.granted(run), others)
+            allowed(self.file, known.granted.get(run), others)
         except InputError as error:
             if error.code == AWAITED:
                 self.records.ask(run, agreement.values)
