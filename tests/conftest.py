@@ -13,7 +13,6 @@ import os
 import shutil
 import sys
 from collections import defaultdict
-from functools import cache
 
 import pytest
 
@@ -37,12 +36,8 @@ def pytest_configure(config):
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
         return
     import torch  # after the environment is set
-    import typer.main
 
     torch.set_num_threads(1)
-    typer.main.get_command = cache(
-        typer.main.get_command
-    )  # what it makes of an app is the same for every command line
     try:
         import hypothesis
     except ImportError:  # machines with nothing but the run-time dependencies

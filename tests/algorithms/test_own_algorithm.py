@@ -9,7 +9,7 @@ import sys
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 import scaffpd as sp
 from central import GradientDescentAscent

@@ -13,30 +13,28 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Annotated
 
 import click
-import typer
 
 import scaffpd
-from scaffpd.cli.demo import demo
-from scaffpd.cli.deploy import deploy
-from scaffpd.cli.results import predict, report
-from scaffpd.cli.silo import silo
-from scaffpd.cli.train import path, train
-from scaffpd.cli.typer_ext import (
-    CONTEXT,
+from scaffpd.cli.commands import (
     DONE,
     FAILED,
     INTERRUPTED,
     PAUSED,
     WRONG,
     Group,
-    add,
+    NoSuchCommand,
+    coloured,
     show_help,
 )
+from scaffpd.cli.completion import install, show
+from scaffpd.cli.demo import demo
+from scaffpd.cli.deploy import deploy
+from scaffpd.cli.results import predict, report
+from scaffpd.cli.silo import silo
+from scaffpd.cli.train import path, train
 from scaffpd.errors import InputError
-from scaffpd.files import FULL
 
 START = "Start here"
 ORGANISATIONS = "Across organisations"
@@ -51,37 +49,18 @@ EPILOG = "Exit codes: " + "; ".join(f"{code} {words}" for code, words in EXIT_CO
 BUG = "This is a bug in scaffpd: please report it with these lines and those of pip freeze."
 _CLOSED = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
-app = typer.Typer(
-    name="scaffpd",
-    cls=Group,
-    invoke_without_command=True,
-    epilog=EPILOG,
-    pretty_exceptions_enable=False,
-    context_settings=CONTEXT,
-    suggest_commands=False,
+
+@click.command("scaffpd", cls=Group, epilog=EPILOG)
+@click.version_option(
+    scaffpd.__version__,
+    prog_name="scaffpd",
+    message="%(prog)s %(version)s",
+    help="Show the version and exit.",
 )
-for _command in (demo, train, path, predict, report):
-    add(app, _command, panel=START)
-app.add_typer(silo, name="silo", rich_help_panel=ORGANISATIONS)
-app.add_typer(deploy, name="deploy", rich_help_panel=ORGANISATIONS)
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"scaffpd {scaffpd.__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _top(
-    context: typer.Context,
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", help="Show the version and exit.", callback=_version, is_eager=True
-        ),
-    ] = False,
-) -> None:
+@install
+@show
+@click.pass_context
+def app(context: click.Context) -> None:
     """Train one model that serves every site: certified, tuning-free and fair.
 
     Examples:
@@ -91,14 +70,18 @@ def _top(
     show_help(context)
 
 
-def run(arguments: Sequence[str], commands: typer.Typer = app, name: str = "scaffpd") -> int:
+app.include((demo, train, path, predict, report), START)
+app.include((silo, deploy), ORGANISATIONS)
+
+
+def run(arguments: Sequence[str], commands: click.Group = app, name: str = "scaffpd") -> int:
     """Carry out a command line and return its exit code; a user's mistake gets one sentence."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             # a terminal without λ shows "?" instead of a traceback
             stream.reconfigure(errors="replace")
     try:
-        code = commands(list(arguments), prog_name=name, standalone_mode=False)
+        code = commands.main(list(arguments), name, standalone_mode=False, color=coloured())
     except InputError as error:
         return complain(str(error), WRONG)
     except click.ClickException as error:
@@ -126,12 +109,14 @@ def complain(sentence: str, code: int) -> int:
     """Print a sentence in red on standard error, and return the exit code."""
     one = " ".join(sentence.split())
     with suppress(OSError):  # standard error may be gone; the exit code still says
-        typer.secho(one if one.endswith((".", "?", "!")) else f"{one}.", fg="red", err=True)
+        click.secho(one if one.endswith((".", "?", "!")) else f"{one}.", fg="red", err=True)
     return code
 
 
 def of_the_machine(error: OSError) -> str | None:
     """Return a sentence on a full disk or a closed file; `None` for errors that mean a bug."""
+    from scaffpd.files import FULL
+
     if error.errno not in (*FULL, *_CLOSED):
         return None
     where = f" {str(error.filename)!r}" if error.filename else ""
@@ -165,9 +150,10 @@ def _forget_output() -> None:
 
 def sentence(error: click.ClickException) -> str:
     """Return click's message with the nearest name only, or with whose help to read."""
-    if isinstance(error, click.NoSuchOption | click.NoSuchCommand) and error.possibilities:
-        del error.possibilities[1:]
-        return error.format_message()
     words = error.format_message().replace("valid integer range", "valid integer")
+    if isinstance(error, click.NoSuchOption):
+        words = f"No such option {error.option_name!r}."
+    if isinstance(error, click.NoSuchOption | NoSuchCommand) and error.possibilities:
+        return f"{words} Did you mean {error.possibilities[0]!r}?"
     place = error.ctx if isinstance(error, click.UsageError) else None
     return words if place is None else f"{words.rstrip('.')} (see {place.command_path} --help)."
