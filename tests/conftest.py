@@ -16,6 +16,7 @@ from collections import defaultdict
 
 import pytest
 
+import lacking
 from covering import covering, spaced
 
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -33,6 +34,7 @@ if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4e9:
 
 def pytest_configure(config):
     """Load what processes that run tests need; the one that hands them out (`-n`) runs none."""
+    config.pluginmanager.register(lacking)
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
         return
     import torch  # after the environment is set

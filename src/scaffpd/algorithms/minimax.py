@@ -45,12 +45,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Generic, NamedTuple, SupportsFloat
+from typing import ClassVar, Generic, NamedTuple, SupportsFloat, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
-from typing_extensions import TypeVar
 
 from scaffpd.algorithms.base import GRADIENTS, Algorithm, RunState, check_finite
 from scaffpd.federation import Constants, Federation, Gradients, Vector
@@ -83,7 +82,7 @@ class AnsweredState(MinimaxState):
     at: Gradients = field(repr=False, metadata={"transient": True})
 
 
-Proven = TypeVar("Proven", bound=MinimaxState, default=MinimaxState)
+Proven = TypeVar("Proven", bound=MinimaxState)
 Answered = TypeVar("Answered", bound=AnsweredState)
 
 
