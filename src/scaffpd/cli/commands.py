@@ -32,13 +32,14 @@ COMMANDS = "Commands"
 _EXAMPLES = re.compile(r"\n\s*Examples:\n(?P<lines>(?:[ \t]+\S.*(?:\n|$))+)\s*$")
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 Row = tuple[str, str]  # of a list of definitions
+More = Callable[[], Sequence[click.Parameter]]
 
 
 class Argument(click.Argument):
     """An argument with its help; click below 8.5 has none."""
 
-    def __init__(self, *given: Any, help: str, **named: Any) -> None:
-        super().__init__(*given, **named)
+    def __init__(self, names: Sequence[str], *, help: str, **named: Any) -> None:
+        super().__init__(names, **named)
         self.help = help
         self.usual = named.get("default")
 
@@ -51,8 +52,8 @@ class Argument(click.Argument):
 class Option(click.Option):
     """An option under a heading of the help, with a short placeholder."""
 
-    def __init__(self, *given: Any, heading: str = OPTIONS, **named: Any) -> None:
-        super().__init__(*given, **named)
+    def __init__(self, names: Sequence[str], *, heading: str = OPTIONS, **named: Any) -> None:
+        super().__init__(names, **named)
         self.heading = heading
         self.usual = named.get("default")
         short = (name for kind, name in NUMBERS.items() if isinstance(self.type, kind))
@@ -79,21 +80,19 @@ class Command(click.Command):
     """A command with help by headings, and the examples of the docstring at its end.
 
     Args:
-        settings: what `scaffpd.cli.settings` calls the settings that are options of it.
+        more: makes further options, when they are first needed: settings take a while to load.
     """
 
-    def __init__(self, *given: Any, settings: str = "", **named: Any) -> None:
-        super().__init__(*given, **{"context_settings": CONTEXT} | named)
+    def __init__(self, name: str | None = None, more: More | None = None, **named: Any) -> None:
+        super().__init__(name, **{"context_settings": CONTEXT} | named)
         self.help, self.examples = without_examples(self.help or "")
-        self.settings = settings
+        self.more = more
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return its parameters; those of settings are made when they are first needed."""
-        if self.settings:
-            from scaffpd.cli.settings import options
-
-            self.params += options(self.settings)
-            self.settings = ""
+        """Return all its parameters."""
+        if self.more is not None:
+            self.params += self.more()
+            self.more = None
         return super().get_params(ctx)
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -123,7 +122,7 @@ class Command(click.Command):
         for line in self.examples:
             formatter.write(f"   {click.style(line, fg='cyan')}\n")
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: click.Context) -> object:
         """Carry it out; at Ctrl-C say what is saved and how to go on, as the interrupt has it."""
         try:
             return super().invoke(ctx)
@@ -136,8 +135,8 @@ class Command(click.Command):
 class Group(Command, click.Group):
     """Commands under one name, in the order in which they are added; alone, it shows its help."""
 
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, invoke_without_command=True, **named)
+    def __init__(self, name: str | None = None, **named: Any) -> None:
+        super().__init__(name, invoke_without_command=True, **named)
         self.headings: dict[str, list[click.Command]] = {}
 
     def include(self, commands: Sequence[click.Command], heading: str = COMMANDS) -> None:
@@ -205,11 +204,9 @@ def coloured() -> bool | None:
 # ------------------------------------------------------------------ parts of commands
 
 
-def command(
-    name: str | None = None, settings: str = ""
-) -> Callable[[Callable[..., None]], Command]:
-    """Make a function a command, by its docstring."""
-    return click.command(name, cls=Command, settings=settings)
+def command(more: More | None = None) -> Callable[[Callable[..., None]], Command]:
+    """Make a function a command, by its name and its docstring."""
+    return click.command(cls=Command, more=more)
 
 
 def group(name: str, about: str, *commands: click.Command) -> Group:

@@ -16,7 +16,7 @@ PROGRAM = "scaffpd"
 VARIABLE = "_SCAFFPD_COMPLETE"
 
 
-class _Place(NamedTuple):
+class _Files(NamedTuple):
     """Where a shell looks, from the home folder."""
 
     script: str
@@ -25,9 +25,9 @@ class _Place(NamedTuple):
 
 
 SHELLS = {
-    "bash": _Place(".bash_completions/scaffpd.sh", ".bashrc"),
-    "zsh": _Place(".zfunc/scaffpd.zsh", ".zshrc", "autoload -Uz compinit && compinit\n"),
-    "fish": _Place(".config/fish/completions/scaffpd.fish"),
+    "bash": _Files(".bash_completions/scaffpd.sh", ".bashrc"),
+    "zsh": _Files(".zfunc/scaffpd.zsh", ".zshrc", "autoload -Uz compinit && compinit\n"),
+    "fish": _Files(".config/fish/completions/scaffpd.fish"),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -13,6 +14,7 @@ from scaffpd.cli.screens import RoundsScreen
 from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
+    from scaffpd.cli.commands import Option
     from scaffpd.cli.settings import Tables
     from scaffpd.run.settings.run import RunConfig
     from scaffpd.study.gains import Joining
@@ -23,6 +25,14 @@ ALGORITHMS = (
     *(name for name, home in scaffpd._HOME.items() if home == "scaffpd.algorithms"),
 )
 OBJECTIVES = tuple(name for name, home in scaffpd._HOME.items() if home == "scaffpd.objectives")
+
+
+def _settings(command: str) -> Sequence[Option]:
+    from scaffpd.cli.settings import options
+
+    return options(command)
+
+
 what = argument(
     "what",
     nargs=-1,
@@ -41,7 +51,7 @@ anew = switch("--fresh", help="Start anew where the folder holds a run.")
 page = option("--report/--no-report", help="Write report.html.", default=True)
 
 
-@command(settings="train")
+@command(partial(_settings, "train"))
 @what
 @goal
 @option(
@@ -106,7 +116,7 @@ def train(
         raise RunFolder(folder).interruption()
 
 
-@command(settings="path")
+@command(partial(_settings, "path"))
 @what
 @goal
 @where
