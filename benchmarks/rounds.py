@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 import scaffpd as sp
-from central import Extragradient, GradientDescentAscent
+from experiments.central import Extragradient, GradientDescentAscent
 from problems import ADULT, HARD, OBJECTIVES, Family, chosen, families, objectives, tolerance
 from scaffpd.models.execution import pooled
 

@@ -238,7 +238,8 @@ cohort = sp.Cohort(silos, model)
 for method in (sp.fair(sp.ChiSquare(rho=0.1)), sp.Scaffold()):
     result = sp.train(method, cohort, rounds=20)
     assert np.isfinite(result.history.losses).all()
-assert sp.train(sp.fair(sp.ChiSquare(rho=0.1)), cohort, tol=1e-6, progress=True).status == "converged"
+method = sp.fair(sp.ChiSquare(rho=0.1))
+assert sp.train(method, cohort, tol=1e-6, progress=True).status == "converged"
 silos = Silos(("a", "b", "c"), silos, silos, ("u", "v", "w"))
 found = sp.compare({"FedAvg": sp.FedAvg()}, sp.Problem(silos, model), rounds=3, tune=1)
 assert not found.runs[0].failed
@@ -259,6 +260,18 @@ except ModuleNotFoundError:
     assert done.stdout == "bare\n", done.stderr
     assert done.stderr.startswith("round ")  # the line in the place of a bar
     assert done.stderr.count("\n") == 1
+
+
+def test_experiments_do_without_benchmarks():
+    home = ROOT.parents[1]
+    modules = {file.stem for file in (home / "benchmarks").iterdir() if file.stem.islower()}
+    found = [
+        f"{file.relative_to(home)}: {name}"
+        for file in (home / "experiments").rglob("*.py")
+        for name in imported(ast.parse(file.read_text(encoding="utf-8")))
+        if name.partition(".")[0] in {"benchmarks", *modules}
+    ]
+    assert found == []
 
 
 def test_every_room_has_a_floor():
