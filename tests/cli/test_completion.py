@@ -11,7 +11,7 @@ import pytest
 
 from forked import command
 from scaffpd import algorithms, cli, objectives
-from scaffpd.cli.train import ALGORITHMS, OBJECTIVES
+from scaffpd.cli.train import ALGORITHM_NAMES, OBJECTIVE_NAMES
 
 
 @pytest.fixture
@@ -115,9 +115,11 @@ def test_nothing_heavy_is_loaded():
 
 
 def test_the_names_are_those_of_their_homes():
-    assert set(OBJECTIVES) == set(objectives.OBJECTIVES) == {*objectives.__all__} - {"Objective"}
+    assert (
+        set(OBJECTIVE_NAMES) == set(objectives.OBJECTIVES) == {*objectives.__all__} - {"Objective"}
+    )
     said = next(o for o in cli.app.commands["train"].params if o.name == "strength")
     for kind in (kind for kind in objectives.OBJECTIVES.values() if kind.parameter):
         assert (kind.symbol or kind.parameter) in said.help
         assert kind.usual is None or f"{kind.symbol} {kind.usual:g}" in said.show_default
-    assert set(ALGORITHMS) == set(algorithms.ALGORITHMS)
+    assert set(ALGORITHM_NAMES) == set(algorithms.ALGORITHMS)

@@ -18,11 +18,7 @@ import click
 
 import scaffpd
 from scaffpd.cli.commands import (
-    DONE,
-    FAILED,
-    INTERRUPTED,
-    PAUSED,
-    WRONG,
+    ExitCode,
     Group,
     NoSuchCommand,
     coloured,
@@ -39,11 +35,11 @@ from scaffpd.errors import InputError
 START = "Start here"
 ORGANISATIONS = "Across organisations"
 EXIT_CODES = {
-    DONE: "done",
-    FAILED: "something failed that is not your mistake (a deployed run, a full disk, a bug)",
-    WRONG: "what was asked for cannot work; one sentence on standard error says why",
-    PAUSED: "a deployed run pauses; once its last line is seen to, the same command goes on",
-    INTERRUPTED: "interrupted",
+    ExitCode.DONE: "done",
+    ExitCode.FAILED: "something failed that is not your mistake (a deployed run, a full disk, a bug)",
+    ExitCode.WRONG: "what was asked for cannot work; one sentence on standard error says why",
+    ExitCode.PAUSED: "a deployed run pauses; once its last line is seen to, the same command goes on",
+    ExitCode.INTERRUPTED: "interrupted",
 }
 EPILOG = "Exit codes: " + "; ".join(f"{code} {words}" for code, words in EXIT_CODES.items()) + "."
 BUG = "This is a bug in scaffpd: please report it with these lines and those of pip freeze."
@@ -83,17 +79,17 @@ def run(arguments: Sequence[str], commands: click.Group = app, name: str = "scaf
     try:
         code = commands.main(list(arguments), name, standalone_mode=False, color=coloured())
     except InputError as error:
-        return complain(str(error), WRONG)
+        return complain(str(error), ExitCode.WRONG)
     except click.ClickException as error:
         return complain(sentence(error), error.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        return complain("Interrupted.", INTERRUPTED)
+        return complain("Interrupted.", ExitCode.INTERRUPTED)
     except OSError as error:
         refused = of_the_machine(error)
         if refused is None:
             raise
-        return complain(refused, FAILED)
-    return code if isinstance(code, int) else DONE
+        return complain(refused, ExitCode.FAILED)
+    return code if isinstance(code, int) else ExitCode.DONE
 
 
 def main() -> None:
@@ -127,7 +123,7 @@ def report_bug() -> int:
     """Print the traceback of a bug, and say where to report it."""
     with suppress(OSError, AttributeError):
         traceback.print_exc()
-    return complain(BUG, FAILED)
+    return complain(BUG, ExitCode.FAILED)
 
 
 def flushed(code: int) -> int:
@@ -139,7 +135,9 @@ def flushed(code: int) -> int:
         _forget_output()
     except OSError as error:
         _forget_output()
-        return code or complain(f"Cannot write the output: {error.strerror}.", FAILED)  # said once
+        return code or complain(
+            f"Cannot write the output: {error.strerror}.", ExitCode.FAILED
+        )  # said once
     return code
 
 

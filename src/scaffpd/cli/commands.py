@@ -12,20 +12,15 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
-# exit codes
-DONE = 0
-FAILED = 1
-WRONG = 2
-PAUSED = 3
-INTERRUPTED = 130
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
-NUMBERS = {click.types.IntParamType: "N", click.types.FloatParamType: "X"}
+PLACEHOLDERS = {click.types.IntParamType: "N", click.types.FloatParamType: "X"}
 PATH = click.Path(path_type=Path)
 OPTIONS = "Options"
 COMMANDS = "Commands"
@@ -33,6 +28,16 @@ _EXAMPLES = re.compile(r"\n\s*Examples:\n(?P<lines>(?:[ \t]+\S.*(?:\n|$))+)\s*$"
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 Row = tuple[str, str]  # of a list of definitions
 More = Callable[[], Sequence[click.Parameter]]
+
+
+class ExitCode(IntEnum):
+    """How a command line ends."""
+
+    DONE = 0
+    FAILED = 1
+    WRONG = 2
+    PAUSED = 3
+    INTERRUPTED = 130
 
 
 class Argument(click.Argument):
@@ -56,7 +61,7 @@ class Option(click.Option):
         super().__init__(names, **named)
         self.heading = heading
         self.usual = named.get("default")
-        short = (name for kind, name in NUMBERS.items() if isinstance(self.type, kind))
+        short = (name for kind, name in PLACEHOLDERS.items() if isinstance(self.type, kind))
         if not self.is_flag:  # "INTEGER RANGE" would leave little of a line of 80 columns
             self.metavar = self.metavar or next(short, self.type.name.upper())
 
@@ -129,7 +134,7 @@ class Command(click.Command):
         except KeyboardInterrupt as stop:
             saved = str(stop) or "nothing was saved; the same command starts anew"
             click.echo(f"Interrupted: {saved}.", err=True)
-            raise click.exceptions.Exit(INTERRUPTED) from None
+            raise click.exceptions.Exit(ExitCode.INTERRUPTED) from None
 
 
 class Group(Command, click.Group):

@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from scaffpd.cli.commands import (
-    FAILED,
-    INTERRUPTED,
     PATH,
-    PAUSED,
     Decorator,
+    ExitCode,
     argument,
     as_json,
     command,
@@ -31,7 +29,11 @@ if TYPE_CHECKING:
 
 WEEK = 7 * 86400.0  # operators take their time to agree
 HOUR = 3600.0
-NOT_DONE = {"failed": FAILED, "diverged": FAILED, "paused": PAUSED}  # exit codes
+NOT_DONE = {
+    "failed": ExitCode.FAILED,
+    "diverged": ExitCode.FAILED,
+    "paused": ExitCode.PAUSED,
+}  # exit codes
 
 NEXT = """\
 Send every silo its folder over a channel that you trust: there is a private key in it.
@@ -220,7 +222,7 @@ def _follow(
         except KeyboardInterrupt:
             done = DeployedRun(file.folder).rounds()
             screen.say(f"Stopped after round {done}; the same command goes on from there.")
-            raise click.exceptions.Exit(INTERRUPTED) from None
+            raise click.exceptions.Exit(ExitCode.INTERRUPTED) from None
     if screen.done:
         screen.say(screen.last)
     code = NOT_DONE.get(outcome.status, 0)

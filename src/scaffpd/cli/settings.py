@@ -15,7 +15,7 @@ from scaffpd.run.settings.tables import ModelSettings, PathSettings, PrivacyBudg
 
 Tables = Mapping[str, type[SettingsTable]]  # by their names in a settings file
 COMMON: Tables = {"data": TableSettings, "model": ModelSettings, "training": TrainingSettings}
-TABLES: Mapping[str, Tables] = {  # by command
+SETTINGS: Mapping[str, Tables] = {  # by command
     "train": {**COMMON, "privacy": PrivacyBudget},
     "path": {**COMMON, "path": PathSettings},
 }
@@ -30,7 +30,7 @@ def options(command: str) -> list[Option]:
     """
     return [
         _option(title, name, setting)
-        for title, table in TABLES[command].items()
+        for title, table in SETTINGS[command].items()
         for name, setting in _settings(table)
         if name not in BUT.get(command, ())
     ]

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from scaffpd.cli.commands import (
-    FAILED,
     PATH,
+    ExitCode,
     argument,
     as_json,
     command,
@@ -99,7 +99,7 @@ def start(file: Path) -> None:
     except KeyboardInterrupt:
         return  # whoever ends a service wants it to end
     click.secho(f"FLARE has ended; {kit}/log.txt and {CONSOLE} say why.", fg="red", err=True)
-    raise click.exceptions.Exit(FAILED)
+    raise click.exceptions.Exit(ExitCode.FAILED)
 
 
 def _report(

@@ -20,11 +20,13 @@ if TYPE_CHECKING:
     from scaffpd.study.gains import Joining
 
 # names that options take, without PyTorch, so that shells complete them quickly
-ALGORITHMS = (
+ALGORITHM_NAMES = (
     "Fair",
     *(name for name, home in scaffpd._HOME.items() if home == "scaffpd.algorithms"),
 )
-OBJECTIVES = tuple(name for name, home in scaffpd._HOME.items() if home == "scaffpd.objectives")
+OBJECTIVE_NAMES = tuple(
+    name for name, home in scaffpd._HOME.items() if home == "scaffpd.objectives"
+)
 
 
 def _settings(command: str) -> Sequence[Option]:
@@ -42,9 +44,9 @@ what = argument(
 )
 goal = option(
     "--objective",
-    help=f"What is optimised: {', '.join(OBJECTIVES)}, or module:Class of your own.",
+    help=f"What is optimised: {', '.join(OBJECTIVE_NAMES)}, or module:Class of your own.",
     show_default="ChiSquare",
-    shell_complete=completing(*OBJECTIVES),
+    shell_complete=completing(*OBJECTIVE_NAMES),
 )
 where = option("--out", type=PATH, help="Folder of the run.", show_default="runs/NAME")
 anew = switch("--fresh", help="Start anew where the folder holds a run.")
@@ -64,7 +66,7 @@ page = option("--report/--no-report", help="Write report.html.", default=True)
     "--algorithm",
     help="How it is trained: a name such as ScaffPD, or module:Class of your own.",
     show_default="chosen for the problem",
-    shell_complete=completing(*ALGORITHMS),
+    shell_complete=completing(*ALGORITHM_NAMES),
 )
 @where
 @anew
@@ -98,7 +100,7 @@ def train(
         scaffpd train trial.csv --client hospital --time days --event died
         scaffpd train hospitals --objective CVaR
     """
-    from scaffpd.cli.settings import TABLES
+    from scaffpd.cli.settings import SETTINGS
 
     method: dict[str, dict[str, object]] = {}
     if algorithm is not None:
@@ -106,7 +108,7 @@ def train(
     table = objective_table(objective, strength, what[0])
     if table:
         method["objective"] = table
-    config = requested(what, TABLES["train"], given, method)
+    config = requested(what, SETTINGS["train"], given, method)
     with RoundsScreen(quiet or as_json) as screen:
         folder, interrupted = _one_run("train", config, out, fresh, screen)
     end(folder, report and not interrupted, quiet, as_json)
@@ -143,10 +145,10 @@ def path(
         scaffpd path hospitals --points 5
         scaffpd path patients.csv --client hospital --target ill --objective CVaR
     """
-    from scaffpd.cli.settings import TABLES
+    from scaffpd.cli.settings import SETTINGS
 
     table = objective_table(objective, None, what[0], path=True)
-    config = requested(what, TABLES["path"], given, {"objective": table} if table else {})
+    config = requested(what, SETTINGS["path"], given, {"objective": table} if table else {})
     with RoundsScreen(quiet or as_json) as screen:
         folder, _ = _one_run("path", config, out, fresh, screen)
     end(folder, report, quiet, as_json)
@@ -221,7 +223,10 @@ def objective_table(
             "--strength needs --objective: the strength of which one?",
         )
     wanted = wanted or "ChiSquare"
-    known = {name.lower(): name for name in OBJECTIVES} | {"chi2": "ChiSquare", "worst": "Agnostic"}
+    known = {name.lower(): name for name in OBJECTIVE_NAMES} | {
+        "chi2": "ChiSquare",
+        "worst": "Agnostic",
+    }
     name = known.get(wanted.lower().replace("-", "").replace("_", ""), wanted)
     kind = class_of(
         Objective, name, Path(what).parent if is_settings(what) else Path.cwd(), "objective"

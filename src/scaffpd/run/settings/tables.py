@@ -10,8 +10,8 @@ from pydantic_core import PydanticCustomError
 
 import scaffpd.fields as key
 from scaffpd.fields import Needs, SettingsTable
+from scaffpd.numbers import AUTO as AUTO
 
-AUTO = "auto"
 HOSPITALS = "hospitals"
 COUNTED = ("alike", "rows")
 Tolerance = Annotated[key.NonNegative, Needs("a number >= 0 (0: make all rounds)")]
