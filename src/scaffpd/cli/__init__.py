@@ -36,9 +36,11 @@ START = "Start here"
 ORGANISATIONS = "Across organisations"
 EXIT_CODES = {
     ExitCode.DONE: "done",
-    ExitCode.FAILED: "something failed that is not your mistake (a deployed run, a full disk, a bug)",
+    ExitCode.FAILED: "something failed that is not your mistake "
+    "(a deployed run, a full disk, a bug)",
     ExitCode.WRONG: "what was asked for cannot work; one sentence on standard error says why",
-    ExitCode.PAUSED: "a deployed run pauses; once its last line is seen to, the same command goes on",
+    ExitCode.PAUSED: "a deployed run pauses; "
+    "once its last line is seen to, the same command goes on",
     ExitCode.INTERRUPTED: "interrupted",
 }
 EPILOG = "Exit codes: " + "; ".join(f"{code} {words}" for code, words in EXIT_CODES.items()) + "."

@@ -225,7 +225,7 @@ def _follow(
             raise click.exceptions.Exit(ExitCode.INTERRUPTED) from None
     if screen.done:
         screen.say(screen.last)
-    code = NOT_DONE.get(outcome.status, 0)
+    code = NOT_DONE.get(outcome.status, ExitCode.DONE)
     if not code:
         screen.say(f"Results: {file.folder}\nTo look at: scaffpd report {file.folder}")
     screen.say(outcome.sentence)
