@@ -52,4 +52,6 @@ def hide_all_but(*packages, with_theirs=True):
 def pytest_configure(config):
     """Hide packages from the tests, and from processes that `-n` starts."""
     os.environ["PYTEST_ADDOPTS"] = "-p bare"
+    if plugin := config.pluginmanager.get_plugin("hypothesispytest"):  # loaded before this
+        config.pluginmanager.unregister(plugin)
     hide_all_but(*CORE, "pytest", "pytest-xdist")
