@@ -11,6 +11,9 @@ import sys
 from importlib import metadata
 from importlib.machinery import PathFinder
 
+import pytest
+from _pytest.assertion.rewrite import AssertionRewritingHook
+
 CORE = ("numpy", "scipy", "torch")
 
 
@@ -49,9 +52,15 @@ def hide_all_but(*packages, with_theirs=True):
     sys.meta_path[sys.meta_path.index(PathFinder)] = Fewer
 
 
-def pytest_configure(config):
-    """Hide packages from the tests, and from processes that `-n` starts."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests():
+    """Hide packages from the tests, and from processes that `-n` starts, before anything else."""
     os.environ["PYTEST_ADDOPTS"] = "-p bare"
-    if plugin := config.pluginmanager.get_plugin("hypothesispytest"):  # loaded before this
-        config.pluginmanager.unregister(plugin)
     hide_all_but(*CORE, "pytest", "pytest-xdist")
+    AssertionRewritingHook._find_spec = Fewer.find_spec  # which looks before Python does
+
+
+def pytest_configure(config):
+    """Leave out a plugin that was loaded before this."""
+    if plugin := config.pluginmanager.get_plugin("hypothesispytest"):
+        config.pluginmanager.unregister(plugin)
