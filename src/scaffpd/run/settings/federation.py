@@ -23,10 +23,10 @@ from scaffpd.data.tabular.agree import (
     REST,
     Column,
     Schema,
-    checked_schema,
     width,
 )
 from scaffpd.data.tabular.columns import CATEGORY, NUMBER
+from scaffpd.data.tabular.schemas import checked_schema
 from scaffpd.data.tabular.settings import CLASSIFICATION, CURVES, REGRESSION
 from scaffpd.errors import InputError, unknown
 from scaffpd.fields import Json, Needs, SettingsTable, read_toml, validated
