@@ -368,6 +368,23 @@ def test_a_process_that_is_killed_leaves_no_lock(tmp_path, hasty):
     second_one.close()
 
 
+def test_a_coordinator_that_never_comes_back_holds_no_table_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr("scaffpd.deploy.silo.DESERTED", 0.3)
+    path, places = federation(tmp_path, 3)
+    values = {"agreement": agreement(path, places).values, "epoch": "1", "states": []}
+    asked = encode(Message(BEGIN, values))
+    first, second_one = Silo.open(places["va"]), Silo.open(places["va"])
+    assert decode(first.answer(asked)).kind == READY  # and then nobody asks it again
+    for _ in range(100):
+        reply = decode(second_one.answer(asked))
+        if reply.kind == READY:
+            break
+        assert reply.values["code"] == "table-busy"
+        time.sleep(0.1)
+    assert reply.kind == READY
+    second_one.close()
+
+
 def test_runs_are_counted_and_noted_under_one_lock(tmp_path, monkeypatch):
     """FLARE starts a process for every job: two of them counted the same runs."""
     records = SiloRecords(tmp_path / "records.jsonl")

@@ -43,6 +43,7 @@ log = logging.getLogger("scaffpd.silo")
 CARD = "card"
 READY = "ready"
 PATIENCE = 20.0  # seconds after which a silo that computes says so
+DESERTED = 3600.0  # seconds without a post of others, after which the rows are free for other runs
 HEADER = LONGEST + 2**12  # bytes of a question's values: an agreement, and states of a run
 NOT_TOLD = SENTENCES[CANNOT]
 MODEL = "model.safetensors"
@@ -125,7 +126,7 @@ class Silo:
             self.records.begin(run, agreement.values, self.file.limits.runs, ledger.link)
             self._run_name = run
             self._epoch = str(asked.values.get("epoch"))
-            self._mailbox = Mailbox()
+            self._mailbox = Mailbox(DESERTED)
             hold = partial(self._hold, ledger, self._mailbox, agreement, terms, states)
             self._mailbox.start(hold)
         except BaseException:
