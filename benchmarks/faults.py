@@ -114,7 +114,8 @@ class Parts:
         (folder / "custom" / "sitecustomize.py").write_text(CUSTOM)
         self.write()
         # an hour ago, so that certificates hold where clocks are half an hour behind
-        self.command("deploy", "provision", str(self.path), clock="-3600s")
+        clock = "-3600s" if shutil.which("faketime") else ""
+        self.command("deploy", "provision", str(self.path), clock=clock)
 
     def write(self, timeout: float = 20.0, agreed: bool = True) -> DeployedRun:
         """Write a new run; its terms are those of the one before if operators agree to them."""
@@ -224,9 +225,8 @@ class Parts:
         with tempfile.TemporaryDirectory() as folder:
             places = {}
             for silo, place in self.places.items():
-                shutil.copytree(
-                    place.parent, Path(folder) / silo, ignore=shutil.ignore_patterns("runs", "kit")
-                )
+                memory = shutil.ignore_patterns("runs", "kit", "records.*", ".*.scaffpd")
+                shutil.copytree(place.parent, Path(folder) / silo, ignore=memory)
                 places[silo] = Path(folder) / silo / "silo.toml"
             agree_for_all(FederationFile.read(path), places)
             silos = {silo: Silo.open(place) for silo, place in places.items()}

@@ -28,9 +28,12 @@ import numpy as np
 import torch
 
 import scaffpd as sp
-from central import Extragradient, GradientDescentAscent
 from problems import ADULT, HARD, OBJECTIVES, Family, chosen, families, objectives, tolerance
 from scaffpd.models.execution import pooled
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from experiments.central import Extragradient, GradientDescentAscent
 
 J = 100
 CAP = {"few": 400, "many": 3000, "fixed": 400, "theory": 5000}

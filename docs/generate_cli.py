@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
-import typer
 
 import scaffpd.cli
 from scaffpd.cli import EXIT_CODES
@@ -110,21 +109,18 @@ def anchor(name: str) -> str:
 
 def arguments(command: click.Command) -> list[click.Parameter]:
     """What stands without a name on the command line."""
-    return [
-        item
-        for item in command.params
-        if isinstance(item, click.Argument) and not getattr(item, "hidden", False)
-    ]
+    return [item for item in command.params if isinstance(item, click.Argument)]
 
 
 def options(command: click.Command) -> list[click.Parameter]:
     """What has a name, but for --help."""
-    return [item for item in command.params if isinstance(item, click.Option) and not item.hidden]
+    found = command.get_params(click.Context(command))
+    return [item for item in found if isinstance(item, click.Option) and "--help" not in item.opts]
 
 
 def rows_of(context: click.Context, items: list[click.Parameter]) -> list[Row]:
     """Spelling, meaning and default of each."""
-    return [(spelling(item, context), meaning(item), default(item, context)) for item in items]
+    return [(spelling(item, context), meaning(item), default(item)) for item in items]
 
 
 def tabled(kind: str, rows: list[Row]) -> str:
@@ -162,10 +158,10 @@ def spelling(item: click.Parameter, context: click.Context) -> str:
     )
 
 
-def default(item: click.Parameter, context: click.Context) -> str:
+def default(item: click.Parameter) -> str:
     """What is taken where it is left out."""
     shown = getattr(item, "show_default", None)
-    value = item.get_default(context, call=False)
+    value = getattr(item, "usual", None)
     if item.secondary_opts and value is not None:
         return f"`{item.opts[0] if value else item.secondary_opts[0]}`"
     if isinstance(shown, str):
@@ -185,9 +181,10 @@ def default(item: click.Parameter, context: click.Context) -> str:
 
 def page() -> str:
     """The whole page."""
-    top = typer.main.get_command(scaffpd.cli.app)
     shown: Shown = {}
-    sections = [section(name, command, shown) for name, command in commands(top, "scaffpd")]
+    sections = [
+        section(name, command, shown) for name, command in commands(scaffpd.cli.app, "scaffpd")
+    ]
     codes = f"## Exit codes\n\n{exit_codes()}"
     return "\n\n".join([OPENING.strip(), sections[0], codes, *sections[1:]]) + "\n"
 

@@ -60,9 +60,8 @@ def written(name, **changes):
     return path
 
 
-def opened():
-    """The four silos, ready to answer."""
-    return {name: Silo.open(path) for name, path in silos.items()}
+# The four silos, ready to answer. They outlive the coordinators below, as they would elsewhere.
+hospitals = {name: Silo.open(path) for name, path in silos.items()}
 
 
 def clients(name):
@@ -73,7 +72,7 @@ def clients(name):
 CHI = 'kind = "ChiSquare"\nrho = 0.1'
 objectives = {"average": 'kind = "Average"', "fair": CHI}
 for name, text in objectives.items():
-    outcome = coordinate(written(name, objective=(CHI, text)), InProcess(opened()))
+    outcome = coordinate(written(name, objective=(CHI, text)), InProcess(hospitals))
     assert outcome.status == "converged", outcome
     print(f"{name:10} {outcome.rounds:3} rounds, certified gap {outcome.certificate:.1e}")
 
@@ -114,10 +113,10 @@ class Lost(InProcess):
 
 resumed = written("resumed")
 try:
-    coordinate(resumed, Lost(opened()))
+    coordinate(resumed, Lost(hospitals))
 except KeyboardInterrupt:
     print("\nstopped")
-outcome = coordinate(resumed, InProcess(opened()))
+outcome = coordinate(resumed, InProcess(hospitals))
 print("resumed:", outcome.status, "after", outcome.rounds, "rounds")
 models = [(HOME / name / "model.safetensors").read_bytes() for name in ("resumed", "fair")]
 print("the same model, bit for bit:", models[0] == models[1])
@@ -146,8 +145,8 @@ class WithoutHungary(InProcess):
 
 
 hasty = ('name = "hospitals"', 'name = "hospitals"\ntimeout = 1.0')
-print(f"\n{coordinate(written('paused', faults=hasty), WithoutHungary(opened())).sentence}")
-outcome = coordinate(written("paused", faults=hasty), InProcess(opened()))
+print(f"\n{coordinate(written('paused', faults=hasty), WithoutHungary(hospitals)).sentence}")
+outcome = coordinate(written("paused", faults=hasty), InProcess(hospitals))
 print("with Hungary again:", outcome.status, f"; certified gap {outcome.certificate:.1e}")
 
 # %%

@@ -13,10 +13,10 @@ import os
 import shutil
 import sys
 from collections import defaultdict
-from functools import cache
 
 import pytest
 
+import lacking
 from covering import covering, spaced
 
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -34,15 +34,12 @@ if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4e9:
 
 def pytest_configure(config):
     """Load what processes that run tests need; the one that hands them out (`-n`) runs none."""
+    config.pluginmanager.register(lacking)
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
         return
     import torch  # after the environment is set
-    import typer.main
 
     torch.set_num_threads(1)
-    typer.main.get_command = cache(
-        typer.main.get_command
-    )  # what it makes of an app is the same for every command line
     try:
         import hypothesis
     except ImportError:  # machines with nothing but the run-time dependencies

@@ -70,8 +70,10 @@ def test_help_loads_nothing_heavy():
     code = (
         "import sys\n"
         "from scaffpd.cli import run\n"
-        "assert run(['demo', '--help']) == run(['train', '--help']) == 0\n"
-        "heavy = {'torch', 'numpy', 'scipy', 'sklearn', 'matplotlib', 'pandas'}\n"
+        "assert run(['--help']) == run(['demo', '--help']) == run(['silo', '--help']) == 0\n"
+        "heavy = {'torch', 'numpy', 'scipy', 'sklearn', 'matplotlib', 'pandas', 'rich'}\n"
+        "assert not (heavy | {'pydantic', 'filelock'}) & set(sys.modules)\n"
+        "assert run(['train', '--help']) == 0\n"
         "print(*sorted(heavy & set(sys.modules)), file=sys.stderr)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

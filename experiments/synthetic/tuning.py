@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.central import Extragradient, GradientDescentAscent
+from experiments.central import Extragradient, GradientDescentAscent
 from experiments.synthetic.problem import TARGET, Bench
 from scaffpd.algorithms import AFL, DRFA, ScaffPD
 from scaffpd.algorithms.steps import Fixed

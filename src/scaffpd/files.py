@@ -14,8 +14,6 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from filelock import FileLock, Timeout
-
 from scaffpd.errors import InputError
 
 # errors of the machine, which no other argument would mend
@@ -104,6 +102,8 @@ def lock_file(path: Path) -> AbstractContextManager[None]:
 
 @contextmanager
 def _locked(path: Path, refused: str, busy: str = "", seconds: float = -1) -> Iterator[None]:
+    from filelock import FileLock, Timeout
+
     lock = FileLock(path, timeout=seconds)
     try:
         lock.acquire()

@@ -7,8 +7,6 @@ import platform
 from importlib import metadata
 from typing import Any, TypedDict
 
-import psutil
-
 import scaffpd
 
 # packages whose version is recorded if installed, without importing them
@@ -51,7 +49,7 @@ def environment() -> dict[str, Any]:
     """Return names and plain values, ready for JSON; packages that are not installed are left out.
 
     `threads` are those of PyTorch, `cores` those that this process may use, `memory` is the
-    machine's in bytes.
+    machine's in bytes, and None where the system does not say.
     """
     import torch
 
@@ -64,9 +62,17 @@ def environment() -> dict[str, Any]:
         "machine": platform.machine(),
         "cores": cores(),
         "threads": torch.get_num_threads(),
-        "memory": psutil.virtual_memory().total,
+        "memory": _memory(),
         "gpus": _gpus(),
     }
+
+
+def _memory() -> int | None:
+    """Return the bytes of the machine's memory; `None` where the system does not say."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # Windows; a system without these names
+        return None
 
 
 def _gpus() -> list[Gpu]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+AUTO = "auto"  # written where the data is to set a number
 NOTHING = "–"  # written where there is no number
 THIN = "\u202f"  # between thousands
 NO_BREAK = "\u00a0"

@@ -9,10 +9,10 @@ import sys
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 import scaffpd as sp
-from central import GradientDescentAscent
+from experiments.central import GradientDescentAscent
 from scaffpd.cli import app
 from scaffpd.deploy.agreement import Agreement
 from scaffpd.deploy.coordinate import coordinate
@@ -27,7 +27,7 @@ OWN = '''
 from dataclasses import dataclass
 
 from scaffpd import ChiSquare
-from central import CentralMethod, descent
+from experiments.central import CentralMethod, descent
 
 
 @dataclass(frozen=True)

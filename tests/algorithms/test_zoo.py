@@ -18,7 +18,7 @@ from zoo_cases import OUTPUTS, case, compare, play
 import scaffpd as sp
 from cases.reference import reference_optimum
 from cases.refusals import refuses
-from central import Extragradient, GradientDescentAscent
+from experiments.central import Extragradient, GradientDescentAscent
 from scaffpd.algorithms import ALGORITHMS
 from scaffpd.algorithms.delta_fl import quantile
 

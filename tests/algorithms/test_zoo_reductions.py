@@ -13,7 +13,7 @@ from zoo_cases import agree, case, compare, play
 
 import scaffpd as sp
 from cases.reference import reference_optimum
-from central import GradientDescentAscent
+from experiments.central import GradientDescentAscent
 from naive import relative, unequal_clients
 from scaffpd.data import synthetic
 

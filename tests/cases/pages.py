@@ -9,7 +9,6 @@ import shlex
 from pathlib import Path
 
 import click
-import typer
 
 ROOT = Path(__file__).parents[2]
 FENCE = re.compile(
@@ -67,7 +66,7 @@ def understood(words):
 
     rest = [word for word in words[1:] if word != "--help"]
     parent = None
-    command = typer.main.get_command(cli.app)
+    command = cli.app
     while isinstance(command, click.Group):
         context = command.make_context(command.name or "scaffpd", list(rest), parent=parent)
         left = [*getattr(context, "_protected_args", []), *context.args]

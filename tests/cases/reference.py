@@ -16,13 +16,18 @@ Both solve the same linear system, of size N once x is eliminated.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
-from threadpoolctl import threadpool_limits
+
+try:
+    from threadpoolctl import threadpool_limits
+except ImportError:  # then the environment limits threads, or nothing does
+    threadpool_limits = None
 
 from scaffpd.objectives.base import Objective
 
@@ -66,7 +71,7 @@ def reference_optimum(
         intercept: append a column of ones as the last feature (regularised as all others).
     """
     # one BLAS thread: on small matrices and busy cores, more are a hundred times slower
-    with threadpool_limits(1, user_api="blas"):
+    with threadpool_limits(1, user_api="blas") if threadpool_limits else nullcontext():
         return solve(ReferenceProblem(clients, loss, l2, intercept), objective)
 
 

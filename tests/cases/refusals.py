@@ -1,4 +1,4 @@
-"""A refusal is known by its code; `tests/sentences.txt` holds the sentences of all codes."""
+"""A refusal is known by its code; its sentence may be reworded."""
 
 from contextlib import contextmanager
 

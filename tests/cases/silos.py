@@ -150,9 +150,11 @@ class Faulty(InProcess):
 
     def kill(self, site):
         self.dead.add(site)
+        self.silos[site].close()  # as the end of a process does
 
     def restart(self, site):
         self.dead.discard(site)
+        self.silos[site].close()
         self.silos[site] = Silo.open(self.places[site])
 
     def lie(self, site, how):
@@ -164,10 +166,12 @@ class Faulty(InProcess):
 
 @pytest.fixture(scope="module", autouse=True)
 def locks_of_threads():
-    """A silo of the tests is one process with threads; locks of files are a fifth of its time."""
+    """A silo of the tests is one process with threads; locks of records are a fifth of its time.
+
+    The lock of a table is a real one.
+    """
     lock = threading.RLock()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(import_module("scaffpd.deploy.ledger"), "lock_file", lambda path: lock)
         patch.setattr(JsonLines, "lock", lambda self: lock)
         yield
 
@@ -271,6 +275,16 @@ def events(path):
 def run(path, places, script=None):
     transport = Faulty(places, script)
     return coordinate(path, transport), transport
+
+
+def entries(place):
+    """The lines of the ledger of a silo's table."""
+    return list(JsonLines(SiloFile.read(place).ledger / "ledger.jsonl").read())
+
+
+def released(place):
+    """All releases in the ledger of a silo's table: mark, noise and how many."""
+    return [one for line in entries(place) for one in line["releases"]]
 
 
 def mostly_long(every, *short):

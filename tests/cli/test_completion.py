@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 
 import pytest
-import typer
 
 from forked import command
 from scaffpd import algorithms, cli, objectives
-from scaffpd.cli.train import ALGORITHMS, OBJECTIVES
+from scaffpd.cli.train import ALGORITHM_NAMES, OBJECTIVE_NAMES
 
 
 @pytest.fixture
@@ -44,30 +44,48 @@ def offered(monkeypatch, capsys):
 )
 def test_bash(offered, line, found):
     words = {"COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
-    assert set(offered(_SCAFFPD_COMPLETE="complete_bash", **words).split()) == found
+    lines = offered(_SCAFFPD_COMPLETE="bash_complete", **words).split()
+    assert {line.removeprefix("plain,") for line in lines} == found
 
 
 def test_zsh_and_fish(offered):
     line = "scaffpd train --objective CV"
-    zsh = offered(_SCAFFPD_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS=line)
-    assert '"CVaR"' in zsh
-    fish = {"_SCAFFPD_COMPLETE": "complete_fish", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
-    out = offered(_TYPER_COMPLETE_ARGS="scaffpd train --objective Ti", **fish)
-    assert out.strip() == "Tilted"
+    zsh = offered(_SCAFFPD_COMPLETE="zsh_complete", COMP_WORDS=line, COMP_CWORD="3")
+    assert zsh.split() == ["plain", "CVaR", "_"]
+    words = {"COMP_WORDS": "scaffpd train --objective Ti", "COMP_CWORD": "Ti"}
+    assert offered(_SCAFFPD_COMPLETE="fish_complete", **words).strip() == "plain,Tilted"
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_scripts_are_shown_and_installed(shell, tmp_path):
-    variables = {
-        "_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1",
-        "HOME": str(tmp_path),
-        "PYTHONUTF8": "1",
-    }
+    start = tmp_path / f".{shell}rc"
+    start.write_text("export MINE=1")
+    variables = {"HOME": str(tmp_path), "PYTHONUTF8": "1", "SHELL": f"/bin/{shell}"}
     done = command("--show-completion", shell, env=variables)
-    assert f"_SCAFFPD_COMPLETE=complete_{shell}" in done.stdout
-    assert command("--install-completion", shell, env=variables).returncode == 0
-    written = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert any("complete_" in path.read_text() for path in written)
+    assert f"_SCAFFPD_COMPLETE={shell}_complete" in done.stdout
+    assert command("--show-completion", env=variables).stdout == done.stdout
+    for _ in range(2):  # the second changes nothing
+        assert command("--install-completion", env=variables).returncode == 0
+    written = [path for path in tmp_path.rglob("*") if path.is_file() and path != start]
+    assert [path.read_text() for path in written] == [done.stdout.removesuffix("\n")]
+    mine, *more = start.read_text().splitlines()
+    assert mine == "export MINE=1"
+    if shell != "fish":  # which looks for itself
+        assert more == [f". ~/{written[0].relative_to(tmp_path)}"]
+
+
+def test_shells_that_are_not_known_are_refused():
+    done = command("--show-completion", "tcsh")
+    assert done.returncode == 2
+    assert done.stderr.startswith("There is no completion for 'tcsh'")
+
+
+@pytest.mark.parametrize("shell", [name for name in ("bash", "zsh") if shutil.which(name)])
+def test_shells_can_read_what_is_installed(shell, tmp_path):
+    script = tmp_path / "script"
+    script.write_text(command("--show-completion", shell).stdout)
+    done = subprocess.run([shell, "-n", script], capture_output=True, check=False)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_nothing_heavy_is_loaded():
@@ -76,11 +94,12 @@ def test_nothing_heavy_is_loaded():
         "from scaffpd.cli import app\n"
         "try:\n    app([], prog_name='scaffpd', standalone_mode=False)\n"
         "except SystemExit:\n    pass\n"
-        "print(*sorted({'torch', 'numpy', 'scipy', 'sklearn', 'matplotlib'} & set(sys.modules)), "
+        "heavy = {'torch', 'numpy', 'scipy', 'sklearn', 'matplotlib', 'rich'}\n"
+        "print(*sorted(heavy & set(sys.modules)), "
         "file=sys.stderr)\n"
     )
     variables = {
-        "_SCAFFPD_COMPLETE": "complete_bash",
+        "_SCAFFPD_COMPLETE": "bash_complete",
         "COMP_WORDS": "scaffpd train --objective CV",
         "COMP_CWORD": "3",
     }
@@ -91,16 +110,16 @@ def test_nothing_heavy_is_loaded():
         check=True,
         env=os.environ | variables,
     )
-    assert done.stdout.split() == ["CVaR"]
+    assert done.stdout.split() == ["plain,CVaR"]
     assert done.stderr.strip() == ""
 
 
 def test_the_names_are_those_of_their_homes():
-    assert set(OBJECTIVES) == set(objectives.OBJECTIVES) == {*objectives.__all__} - {"Objective"}
-    said = next(
-        o for o in typer.main.get_command(cli.app).commands["train"].params if o.name == "strength"
+    assert (
+        set(OBJECTIVE_NAMES) == set(objectives.OBJECTIVES) == {*objectives.__all__} - {"Objective"}
     )
+    said = next(o for o in cli.app.commands["train"].params if o.name == "strength")
     for kind in (kind for kind in objectives.OBJECTIVES.values() if kind.parameter):
         assert (kind.symbol or kind.parameter) in said.help
         assert kind.usual is None or f"{kind.symbol} {kind.usual:g}" in said.show_default
-    assert set(ALGORITHMS) == set(algorithms.ALGORITHMS)
+    assert set(ALGORITHM_NAMES) == set(algorithms.ALGORITHMS)

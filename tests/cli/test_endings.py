@@ -16,8 +16,8 @@ from rich.console import Console
 
 from forked import CLOSED, command
 from scaffpd import cli
+from scaffpd.cli.commands import print_json
 from scaffpd.cli.screens import MOST, print_table
-from scaffpd.cli.typer_ext import print_json
 from scaffpd.run import demo
 
 SCRIPT = [sys.executable, "-m", "scaffpd"]
@@ -135,7 +135,7 @@ def test_a_full_disk_is_no_bug_and_not_your_mistake(tmp_path, monkeypatch, capsy
 
 
 def test_completion_that_cannot_be_installed_is_said_in_one_sentence():
-    variables = {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1", "HOME": "/dev/null/home"}
+    variables = {"HOME": "/dev/null/home"}
     done = command("--install-completion", "zsh", env=variables)
     assert done.returncode == 1
     assert done.stderr.startswith("Cannot use '/dev/null/")

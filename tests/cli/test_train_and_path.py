@@ -11,7 +11,8 @@ import pytest
 
 from cases.commands import QUICK, TABLE, patients, ran
 from cases.refusals import refuses
-from scaffpd.cli.train import TABLES, requested
+from scaffpd.cli.settings import SETTINGS
+from scaffpd.cli.train import requested
 from scaffpd.run.record import RunRecord
 from scaffpd.run.settings.model_file import model_bytes, read_model
 
@@ -96,8 +97,8 @@ def test_a_known_name_means_the_data_set_and_a_path_the_folder_of_that_name(here
     (here / folder).mkdir()
     for name in ("north", "south"):
         (here / folder / f"{name}.csv").write_text("age,ill\n1,0\n2,1\n3,0\n")
-    assert requested(["hospitals"], TABLES, {}).data.source == "hospitals"
-    read = requested([folder], TABLES, {"client": "file", "target": "ill"}).data
+    assert requested(["hospitals"], SETTINGS["train"], {}).data.source == "hospitals"
+    read = requested([folder], SETTINGS["train"], {"client": "file", "target": "ill"}).data
     assert read.file == (here / folder.strip("./"),)
 
 

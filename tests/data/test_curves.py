@@ -13,7 +13,8 @@ import scaffpd as sp
 from cases.refusals import refuses
 from cases.tables import opened, text
 from scaffpd.data.curves import MOST, Limits, counted, thresholds, with_steps
-from scaffpd.data.tabular.agree import checked_schema, encoded_features, features
+from scaffpd.data.tabular.agree import encoded_features, features
+from scaffpd.data.tabular.schemas import checked_schema
 
 
 def agreed(parts, **more):

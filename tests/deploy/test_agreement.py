@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 
 import scaffpd as sp
@@ -18,6 +17,7 @@ from cases.silos import (
     agreement,
     epsilon_of,
     federation,
+    released,
     run,
 )
 from scaffpd import cli
@@ -217,13 +217,17 @@ def test_runs_with_noise_keep_to_their_budgets(tmp_path, fake_clock, shared):
     for silo in transport.silos.values():
         sent = audit(silo.records.read())[0]["posts"]
         assert not {"clear evaluate", "masked columns sum", "masked columns squares"} & set(sent)
-    with np.load(tmp_path / "va" / "privacy-spent.npz") as spent:
-        assert spent["privacy.times"].sum() > 0
-    # a second run, under another agreement, would exceed the silo's own budget
-    text = path.read_text().replace('folder = "run"', 'folder = "two"')
-    path.write_text(text.replace("rounds = 3", "rounds = 30"))
-    agree(path, places)
-    outcome, _ = run(path, places)
+    assert len(released(places["va"])) > 0
+    # further runs, under other agreements, exceed the silo's own budget: one by luck not the next,
+    # as steps that noise has rejected release less
+    text = path.read_text()
+    for k in range(3):
+        other = text.replace('folder = "run"', f'folder = "run {k}"')
+        path.write_text(other.replace("rounds = 3", f"rounds = {30 + k}"))
+        agree(path, places)
+        outcome, _ = run(path, places)
+        if not outcome.final:
+            break
     assert outcome.status in ("paused", "failed")
     assert "The privacy budget of this silo's rows" in outcome.sentence
 
@@ -277,6 +281,7 @@ def test_no_more_runs_than_allowed(tmp_path):
         reply = began(silo, document.values)
         if seed < 2:
             assert began(silo, document.values, "2").kind == READY  # the same run, again
+        silo.close()
     assert reply.values["code"] == "too-many-runs"
 
 

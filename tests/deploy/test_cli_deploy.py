@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
+import click
 import pytest
-import typer
 
 from cases.refusals import refuses
 from cases.silos import QUICK, federation, run
@@ -136,7 +136,7 @@ def test_the_screen_shows_rounds_and_events_as_plain_lines(
             watch(line)
         return outcome
 
-    with pytest.raises(typer.Exit) as ended:
+    with pytest.raises(click.exceptions.Exit) as ended:
         _follow(FederationFile.read(path), False, 1.0, carry)
     assert ended.value.exit_code == 3
     printed = " ".join(capsys.readouterr().out.split())
@@ -150,7 +150,7 @@ def test_quiet_is_quiet(tmp_path, capsys, no_signals):
         say("Up.")
         return Outcome("converged", "Done.")
 
-    with pytest.raises(typer.Exit) as ended:
+    with pytest.raises(click.exceptions.Exit) as ended:
         _follow(FederationFile.read(federation(tmp_path)[0]), True, 1.0, carry)
     assert ended.value.exit_code == 0
     assert capsys.readouterr().out == ""

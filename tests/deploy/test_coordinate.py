@@ -214,7 +214,7 @@ def test_a_run_waits_for_operators(tmp_path, fake_clock):
     """And a silo that is gone for a moment after that has its `timeout` from then on."""
     soon = {'folder = "run"': 'folder = "run"\ntimeout = 20.0'}
     path, places = federation(tmp_path, replacing=ROUGH | soon, granted=False)
-    script = {30: [("consent",)], 32: [("kill", "va")], 33: [("restart", "va")]}
+    script = {31: [("consent",)], 33: [("kill", "va")], 34: [("restart", "va")]}
     transport = Faulty(places, script)
     transport.consent = lambda: agree(path, places)
     assert coordinate(path, transport).status == "converged"

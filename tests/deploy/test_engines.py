@@ -8,13 +8,14 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from itertools import pairwise
 
 import numpy as np
 import psutil
 import pytest
 
-from cases.silos import in_one_process, model_of, patients_who_die
-from faults import FAULTS, Parts, good, play
+from cases.silos import entries, federation, in_one_process, model_of, patients_who_die
+from faults import FAULTS, SLOWLY, Parts, good, play
 from scaffpd.deploy.flare.serving import address
 from scaffpd.deploy.local import silo_files
 from scaffpd.run.settings.federation import FederationFile
@@ -108,6 +109,40 @@ def test_times_to_an_event_on_flare(tmp_path):
     wanted = in_one_process(path, places)
     assert 0 <= wanted.certificate <= 1e-6
     np.testing.assert_allclose(model_of(path), wanted.x, rtol=0, atol=1e-8)
+
+
+def test_two_federations_over_the_same_tables_at_once(tmp_path):
+    """Two coordinators, two servers and two silos a table: one run waits, and both end right."""
+
+    def write(folder, tables=None):
+        path, places = federation(folder, 3, SLOWLY, granted=False)
+        for name, place in places.items():
+            if tables is not None:
+                table = place.parent / "patients.csv"
+                table.unlink()
+                table.symlink_to(tables[name].parent / table.name)
+                place.with_name("identity.key").unlink()
+        return path, places
+
+    one = Parts(tmp_path / "one", write=write)
+    two = Parts(tmp_path / "two", write=lambda folder: write(folder, one.places))
+    try:
+        folders = [parts.write(60.0) for parts in (one, two)]
+        for parts in (one, two):
+            parts.ensure()
+        started = [parts.start("run") for parts in (one, two)]
+        assert [run.wait(110) for run in started] == [0, 0], (one.said("run"), two.said("run"))
+    finally:
+        one.stop()
+        two.stop()
+    said = [event.sentence for folder in folders for event in folder.entries()[1]]
+    assert any("Another run uses this silo's rows" in sentence for sentence in said)
+    for place in one.places.values():
+        runs = [line["run"] for line in entries(place)]
+        assert len(set(runs)) == 2
+        assert sum(a != b for a, b in pairwise(runs)) == 1  # one after the other
+    assert one.right()
+    assert two.right()
 
 
 def _words(process):

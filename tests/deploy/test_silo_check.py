@@ -13,11 +13,7 @@ import numpy as np
 import pytest
 
 from scaffpd import cli
-from scaffpd.cli.silo import silo
 from scaffpd.run.settings.silo import SiloFile
-
-if "silo" not in [group.name for group in cli.app.registered_groups]:
-    cli.app.add_typer(silo, name="silo")
 
 ROWS = "".join(
     f"{k},{'' if k % 5 == 0 else k / 10},{'often' if k % 3 else 'also'},7,p{k},,{k % 2}\n"

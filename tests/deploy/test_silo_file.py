@@ -51,7 +51,7 @@ def keys(table):
 
 
 def test_there_is_little_to_set():
-    assert keys(SiloFile) <= 17
+    assert keys(SiloFile) <= 18
     assert keys(FederationFile) <= 27
 
 
@@ -63,6 +63,19 @@ def test_everything_can_be_said(tmp_path):
     limits = file.limits
     assert (limits.rows, limits.runs, limits.share, limits.epsilon) == (4, 3, 0.5, 2)
     assert read(tmp_path, 'folder = "state"\n' + SHORT).records == tmp_path / "state/records.jsonl"
+
+
+def test_a_ledger_belongs_to_the_table(tmp_path):
+    (tmp_path / "a.csv").touch()
+    (tmp_path / "link.csv").symlink_to("a.csv")
+    wanted = tmp_path.resolve() / ".a.csv.scaffpd"
+    for name in ("a.csv", f"../{tmp_path.name}/a.csv", str(tmp_path / "link.csv")):
+        text = SHORT.replace("a.csv", name)
+        assert read(tmp_path, text).ledger == wanted
+        assert read(tmp_path, 'folder = "state"\n' + text).ledger == wanted
+    assert read(tmp_path, f'{SHORT}ledger = "rows"').ledger == tmp_path.resolve() / "rows"
+    entry = 'name = "a"\nfolder = "state"\n[data]\nentry = "mine:load"\n'
+    assert read(tmp_path, entry).ledger == tmp_path.resolve() / "state" / "ledger"
 
 
 def test_little_has_to_be_said(tmp_path):

@@ -12,7 +12,7 @@ from torch import nn
 
 import scaffpd as sp
 from cases.refusals import refuses
-from central import Extragradient, GradientDescentAscent
+from experiments.central import Extragradient, GradientDescentAscent
 from scaffpd.federation import LocalPlan
 from scaffpd.models import network_oracle
 from scaffpd.models.network import SeededDropout

@@ -13,7 +13,7 @@ from scipy.stats import norm
 import scaffpd as sp
 from cases.private import Recorded, clients, linear
 from cases.refusals import refuses
-from central import Extragradient, GradientDescentAscent
+from experiments.central import Extragradient, GradientDescentAscent
 from scaffpd.federation.plans import ReleaseCounts
 from scaffpd.privacy.accountant import Account, ReleaseEntry, epsilon, least_noise
 

@@ -7,7 +7,7 @@ import tomllib
 import pytest
 
 from cases.refusals import refuses
-from scaffpd.cli.train import TABLES
+from scaffpd.cli.settings import SETTINGS
 from scaffpd.objectives import CVaR
 from scaffpd.privacy import RADIUS, ROUNDS, Private
 from scaffpd.run.settings.run import RunConfig
@@ -127,14 +127,14 @@ def test_defaults_with_noise_cost_less_of_it(tmp_path):
 def test_every_option_is_a_setting_with_a_short_help():
     names = [
         name
-        for table in TABLES.values()
+        for table in SETTINGS["train"].values()
         for name, field in table.model_fields.items()
         if field.description
     ]
     assert len(names) == len(set(names))
     long = [
         field.description
-        for table in TABLES.values()
+        for table in SETTINGS["train"].values()
         for field in table.model_fields.values()
         if field.description and len(field.description) >= 80
     ]

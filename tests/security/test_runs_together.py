@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,10 +16,11 @@ from scaffpd import cli
 from scaffpd.data.tabular.agree import curved
 from scaffpd.deploy.agreement import Agreement
 from scaffpd.deploy.coordinate import coordinate
+from scaffpd.deploy.ledger import Entrant, TableLedger
 from scaffpd.deploy.messages import Message, decode, encode
 from scaffpd.deploy.rows import SiloRows
 from scaffpd.deploy.silo import BEGIN, READY, Silo
-from scaffpd.deploy.transcript import Journal
+from scaffpd.deploy.transcript import OBJECTIVE, Journal, Weightings
 from scaffpd.privacy.counts import CountNoise
 from scaffpd.run.settings.silo import SiloFile
 
@@ -49,15 +51,17 @@ def test_agreements_with_other_weightings_of_the_same_rows(tmp_path, fake_clock)
 
 
 def test_two_objectives_of_four_silos_and_no_third(tmp_path):
-    rows, train = "all rows", "rows to train on"
+    ledger = TableLedger(tmp_path / "ledger")
+    ledger.take("")
+    who = Entrant("run", "silo", "members", "rows")
 
     def journal(objective):
-        return Journal(None, tmp_path / "weightings.jsonl", train, (rows, objective))
+        return Journal(None, Weightings(ledger.weightings(who), objective))
 
     weights = [[0.4, 0.3, 0.2, 0.1], [0.1, 0.2, 0.3, 0.4], [0.25, 0.25, 0.25, 0.25]]
     for count, own in enumerate(weights, 1):
         found = {name: journal(f"objective {count}") for name in NAMES}
-        assert found["a"].objectives == count  # before anything is asked
+        assert found["a"].weightings.objectives == count  # before anything is asked
         silos = lockstep(singles(lambda names: cohort_of("logistic", names), NAMES), found)
         at = silos.gradients(0 * point_of(silos))
         if count < 3:
@@ -65,14 +69,30 @@ def test_two_objectives_of_four_silos_and_no_third(tmp_path):
         else:
             with refuses("too-many-weightings"):
                 at.sum(np.array(own))
-        found["a"].write()
-    other = Journal(None, tmp_path / "weightings.jsonl", "changed", ("changed rows", "objective 3"))
-    assert other.objectives == 1
+        ledger.write(who, found["a"].weightings.new)
+    ledger.leave()
+    ledger = TableLedger(tmp_path / "ledger")
+    ledger.take(ledger.link)
+    counted = {
+        "rows": [],  # other rows
+        "run": [1, 2, 3],
+        "members": [],  # a person's decision
+        "silo": [1, 2, 3],  # with another key, whoever the members are
+    }
+    for name, found in counted.items():
+        other = replace(who, **{name: "other"})
+        objectives = {own for place, own in ledger.weightings(other) if place == OBJECTIVE}
+        assert len(objectives) == len(found), name
+    assert len(ledger.weightings(replace(who, silo="other", members="other"))) == 6
+    ledger.leave()
 
 
 def began(place, document):
     asked = Message(BEGIN, {"agreement": document.values, "epoch": "1", "states": []})
-    return decode(Silo.open(place).answer(encode(asked)))
+    silo = Silo.open(place)
+    reply = decode(silo.answer(encode(asked)))
+    silo.close()
+    return reply
 
 
 def test_a_run_without_a_silo_needs_a_person_who_has_read_whose_gradient_it_shows(tmp_path, capsys):
@@ -113,7 +133,9 @@ def counts_of(place, document):
     """What a silo posts for its first counts, in a process of its own."""
     file = SiloFile.read(place)
     terms = document.terms(place)
-    rows = SiloRows(file, document, terms)
+    ledger = TableLedger(file.ledger)
+    ledger.take("")
+    rows = SiloRows(file, document, terms, ledger)
     noise = CountNoise(document.values["noise"]["counts"], terms.numbers, len(terms.silos))
     found = []
 
@@ -124,6 +146,7 @@ def counts_of(place, document):
     with pytest.raises(InterruptedError):
         curved(terms.encoding(), once, noise.limits)
     rows.written_down()
+    ledger.leave()
     return found[0], rows.account
 
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Generic, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
-from typing_extensions import TypeVar
 
 from scaffpd.errors import InputError, count, positive, unknown
 from scaffpd.federation import Federation, LocalPlan, Vector
@@ -94,8 +93,13 @@ class RunState:
     looks: bool = field(default=True, metadata={"transient": True})
 
 
-# A bare `Algorithm` is an algorithm with any state.
-S = TypeVar("S", bound=RunState, default=Any)
+if TYPE_CHECKING:  # of what type checkers bring along: Python has defaults from 3.13 on
+    import typing_extensions
+
+    # A bare `Algorithm` is an algorithm with any state.
+    S = typing_extensions.TypeVar("S", bound=RunState, default=Any)
+else:
+    S = TypeVar("S", bound=RunState)
 
 
 class Algorithm(Generic[S]):
@@ -216,8 +220,8 @@ class AveragingState(ServerState):
     prior: Vector
 
 
-Local = TypeVar("Local", bound=ServerState, default=ServerState)
-Averaged = TypeVar("Averaged", bound=AveragingState, default=AveragingState)
+Local = TypeVar("Local", bound=ServerState)
+Averaged = TypeVar("Averaged", bound=AveragingState)
 Moved = TypeVar("Moved", bound=RunState)
 
 

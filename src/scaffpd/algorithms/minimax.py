@@ -45,19 +45,28 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Generic, NamedTuple, SupportsFloat
+from typing import ClassVar, Generic, NamedTuple, SupportsFloat, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
-from typing_extensions import TypeVar
 
 from scaffpd.algorithms.base import GRADIENTS, Algorithm, RunState, check_finite
 from scaffpd.federation import Constants, Federation, Gradients, Vector
-from scaffpd.objectives.base import EPSILON, LARGEST, LEAST, Objective, inner, roundings, total
+from scaffpd.objectives.base import (
+    EPSILON,
+    LARGEST,
+    LEAST,
+    UNDERFLOW,
+    Objective,
+    inner,
+    roundings,
+    total,
+)
 
 MOST = 0.1  # largest share of itself by which λ may be outside Λ
-UNDERFLOW = 1.5e-154  # a number whose square underflows
+TAKEN = 0.1  # share of a promise from which on a step is taken
+SLACK = 64  # rounding in the acceptance test, in units of the number format
 NEAR = 1e-6  # σ of a prox that is all but a projection
 
 
@@ -83,7 +92,7 @@ class AnsweredState(MinimaxState):
     at: Gradients = field(repr=False, metadata={"transient": True})
 
 
-Proven = TypeVar("Proven", bound=MinimaxState, default=MinimaxState)
+Proven = TypeVar("Proven", bound=MinimaxState)
 Answered = TypeVar("Answered", bound=AnsweredState)
 
 

@@ -57,23 +57,27 @@ from scaffpd.algorithms.base import (
     VECTORS,
     RunState,
 )
-from scaffpd.algorithms.minimax import AnsweredState, MinimaxMethod, asked_again, nearest
+from scaffpd.algorithms.minimax import (
+    SLACK,
+    TAKEN,
+    AnsweredState,
+    MinimaxMethod,
+    asked_again,
+    nearest,
+)
 from scaffpd.algorithms.saddle import Matrix, factor, solve_quadratics, solve_saddle
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, Vector
 from scaffpd.objectives.base import EPSILON, LARGEST, LEAST
 
-# shares of a promise: from the first on a step is taken, from the second on the damping falls
-TAKEN = 0.1
-GOOD = 0.75
+GOOD = 0.75  # share of a promise from which on the damping falls
 NOTHING = 0.01  # damping that changes the model by less than this share of its promise is left out
 # accuracy of the saddle point, as a share of its promise, or of the last one times what that was of
 # the losses
 FINE = 1e-9
 ROUGH = 1e-2
 ACCURACY = 1e-3
-SLACK = 64  # rounding in the acceptance test, in units of the number format
-DIGITS = 16  # rounding in the server's problem, in the same
+DIGITS = 16  # rounding in the server's problem, in units of the number format
 SINGLE = 10**7  # numbers N d² in all Hessians up to which they go up
 # trials of Σ λ⁺_i off the simplex, and how close two of them are in the end
 MASSES = 5

@@ -45,19 +45,16 @@ import torch
 from torch import Tensor
 
 from scaffpd.algorithms.base import CONVEX, EXACT, OWN_SUMS, OWN_WEIGHTS
-from scaffpd.algorithms.minimax import MinimaxMethod, MinimaxState, length, shrinkage
+from scaffpd.algorithms.minimax import SLACK, TAKEN, MinimaxMethod, MinimaxState, length, shrinkage
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, Vector
 from scaffpd.federation.own_weights import LEAST, NUMBERS, OwnSums, OwnWeights
 from scaffpd.objectives.base import EPSILON, OUT_OF_REACH, Objective, roundings
 
-# shares of a promise: from the first on a step is taken, from the second on A is not stretched
-TAKEN = 0.1
-GOOD = 0.5
+GOOD = 0.5  # share of a promise from which on A is not stretched
 NOTHING = 0.01  # a smaller stretch is left out
 NEAR = 4.0  # ρ, in promises
 FALL = 16.0  # of ρ in a round, at most
-SLACK = 64  # rounding in the acceptance test, in units of the number format
 CURVED = 1e-10  # of ‖s‖‖y‖: a smaller ⟨s, y⟩ is rounding
 TINY = 1e-250
 

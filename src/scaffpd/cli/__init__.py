@@ -13,75 +13,52 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Annotated
 
 import click
-import typer
 
 import scaffpd
+from scaffpd.cli.commands import (
+    ExitCode,
+    Group,
+    NoSuchCommand,
+    coloured,
+    show_help,
+)
+from scaffpd.cli.completion import install, show
 from scaffpd.cli.demo import demo
 from scaffpd.cli.deploy import deploy
 from scaffpd.cli.results import predict, report
 from scaffpd.cli.silo import silo
 from scaffpd.cli.train import path, train
-from scaffpd.cli.typer_ext import (
-    CONTEXT,
-    DONE,
-    FAILED,
-    INTERRUPTED,
-    PAUSED,
-    WRONG,
-    Group,
-    add,
-    show_help,
-)
 from scaffpd.errors import InputError
-from scaffpd.files import FULL
 
 START = "Start here"
 ORGANISATIONS = "Across organisations"
 EXIT_CODES = {
-    DONE: "done",
-    FAILED: "something failed that is not your mistake (a deployed run, a full disk, a bug)",
-    WRONG: "what was asked for cannot work; one sentence on standard error says why",
-    PAUSED: "a deployed run pauses; once its last line is seen to, the same command goes on",
-    INTERRUPTED: "interrupted",
+    ExitCode.DONE: "done",
+    ExitCode.FAILED: "something failed that is not your mistake "
+    "(a deployed run, a full disk, a bug)",
+    ExitCode.WRONG: "what was asked for cannot work; one sentence on standard error says why",
+    ExitCode.PAUSED: "a deployed run pauses; "
+    "once its last line is seen to, the same command goes on",
+    ExitCode.INTERRUPTED: "interrupted",
 }
 EPILOG = "Exit codes: " + "; ".join(f"{code} {words}" for code, words in EXIT_CODES.items()) + "."
 BUG = "This is a bug in scaffpd: please report it with these lines and those of pip freeze."
 _CLOSED = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP)
 
-app = typer.Typer(
-    name="scaffpd",
-    cls=Group,
-    invoke_without_command=True,
-    epilog=EPILOG,
-    pretty_exceptions_enable=False,
-    context_settings=CONTEXT,
-    suggest_commands=False,
+
+@click.command("scaffpd", cls=Group, epilog=EPILOG)
+@click.version_option(
+    scaffpd.__version__,
+    prog_name="scaffpd",
+    message="%(prog)s %(version)s",
+    help="Show the version and exit.",
 )
-for _command in (demo, train, path, predict, report):
-    add(app, _command, panel=START)
-app.add_typer(silo, name="silo", rich_help_panel=ORGANISATIONS)
-app.add_typer(deploy, name="deploy", rich_help_panel=ORGANISATIONS)
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"scaffpd {scaffpd.__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def _top(
-    context: typer.Context,
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", help="Show the version and exit.", callback=_version, is_eager=True
-        ),
-    ] = False,
-) -> None:
+@install
+@show
+@click.pass_context
+def app(context: click.Context) -> None:
     """Train one model that serves every site: certified, tuning-free and fair.
 
     Examples:
@@ -91,26 +68,30 @@ def _top(
     show_help(context)
 
 
-def run(arguments: Sequence[str], commands: typer.Typer = app, name: str = "scaffpd") -> int:
+app.include((demo, train, path, predict, report), START)
+app.include((silo, deploy), ORGANISATIONS)
+
+
+def run(arguments: Sequence[str], commands: click.Group = app, name: str = "scaffpd") -> int:
     """Carry out a command line and return its exit code; a user's mistake gets one sentence."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             # a terminal without λ shows "?" instead of a traceback
             stream.reconfigure(errors="replace")
     try:
-        code = commands(list(arguments), prog_name=name, standalone_mode=False)
+        code = commands.main(list(arguments), name, standalone_mode=False, color=coloured())
     except InputError as error:
-        return complain(str(error), WRONG)
+        return complain(str(error), ExitCode.WRONG)
     except click.ClickException as error:
         return complain(sentence(error), error.exit_code)
     except (KeyboardInterrupt, click.Abort):
-        return complain("Interrupted.", INTERRUPTED)
+        return complain("Interrupted.", ExitCode.INTERRUPTED)
     except OSError as error:
         refused = of_the_machine(error)
         if refused is None:
             raise
-        return complain(refused, FAILED)
-    return code if isinstance(code, int) else DONE
+        return complain(refused, ExitCode.FAILED)
+    return code if isinstance(code, int) else ExitCode.DONE
 
 
 def main() -> None:
@@ -126,12 +107,14 @@ def complain(sentence: str, code: int) -> int:
     """Print a sentence in red on standard error, and return the exit code."""
     one = " ".join(sentence.split())
     with suppress(OSError):  # standard error may be gone; the exit code still says
-        typer.secho(one if one.endswith((".", "?", "!")) else f"{one}.", fg="red", err=True)
+        click.secho(one if one.endswith((".", "?", "!")) else f"{one}.", fg="red", err=True)
     return code
 
 
 def of_the_machine(error: OSError) -> str | None:
     """Return a sentence on a full disk or a closed file; `None` for errors that mean a bug."""
+    from scaffpd.files import FULL
+
     if error.errno not in (*FULL, *_CLOSED):
         return None
     where = f" {str(error.filename)!r}" if error.filename else ""
@@ -142,7 +125,7 @@ def report_bug() -> int:
     """Print the traceback of a bug, and say where to report it."""
     with suppress(OSError, AttributeError):
         traceback.print_exc()
-    return complain(BUG, FAILED)
+    return complain(BUG, ExitCode.FAILED)
 
 
 def flushed(code: int) -> int:
@@ -154,7 +137,9 @@ def flushed(code: int) -> int:
         _forget_output()
     except OSError as error:
         _forget_output()
-        return code or complain(f"Cannot write the output: {error.strerror}.", FAILED)  # said once
+        return code or complain(
+            f"Cannot write the output: {error.strerror}.", ExitCode.FAILED
+        )  # said once
     return code
 
 
@@ -165,9 +150,10 @@ def _forget_output() -> None:
 
 def sentence(error: click.ClickException) -> str:
     """Return click's message with the nearest name only, or with whose help to read."""
-    if isinstance(error, click.NoSuchOption | click.NoSuchCommand) and error.possibilities:
-        del error.possibilities[1:]
-        return error.format_message()
     words = error.format_message().replace("valid integer range", "valid integer")
+    if isinstance(error, click.NoSuchOption):
+        words = f"No such option {error.option_name!r}."
+    if isinstance(error, click.NoSuchOption | NoSuchCommand) and error.possibilities:
+        return f"{words} Did you mean {error.possibilities[0]!r}?"
     place = error.ctx if isinstance(error, click.UsageError) else None
     return words if place is None else f"{words.rstrip('.')} (see {place.command_path} --help)."

@@ -4,35 +4,34 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import Annotated
 
-import typer
-from rich.console import Console
+import click
 
+from scaffpd.cli.commands import PATH, command, option, quiet
 from scaffpd.cli.results import end
-from scaffpd.cli.screens import RoundsScreen, say
-from scaffpd.cli.typer_ext import Quiet
-from scaffpd.files import make_folder, write_file
+from scaffpd.cli.screens import RoundsScreen, say, terminal
 
 AIR = "Twelve stations predict a day's fine dust; four are new, with thirty days."
 
 
-def demo(
-    out: Annotated[Path, typer.Option(help="Folder for report and tables.")] = Path("scaffpd-demo"),
-    seed: Annotated[int, typer.Option(min=0, help="Chooses new stations and days.")] = 0,
-    quiet: Quiet = False,
-) -> None:
+@command()
+@option("--out", type=PATH, default=Path("scaffpd-demo"), help="Folder for report and tables.")
+@option("--seed", type=click.IntRange(min=0), default=0, help="Chooses new stations and days.")
+@quiet
+def demo(out: Path, seed: int, quiet: bool) -> None:
     """Twelve stations, four of them new: alone, one model for all, or models of their own.
 
     Examples:
         scaffpd demo
         scaffpd demo --seed 1 --out other-stations
     """
+    from scaffpd.files import make_folder, write_file
+
     # refused before the work, not after it
     probe = make_folder(out) / ".writable"
     write_file(probe, "")
     probe.unlink()
-    say(Console(quiet=quiet, highlight=False), AIR)
+    say(terminal(quiet=quiet), AIR)
     from scaffpd.run import demo as studies  # seconds, so not before words
 
     with RoundsScreen(quiet) as screen:

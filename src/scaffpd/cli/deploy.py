@@ -5,26 +5,35 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
-from scaffpd.cli.typer_ext import FAILED, INTERRUPTED, PAUSED, AsJson, group, print_json
+from scaffpd.cli.commands import (
+    PATH,
+    Decorator,
+    ExitCode,
+    argument,
+    as_json,
+    command,
+    group,
+    option,
+    print_json,
+    switch,
+)
 from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
     from scaffpd.deploy.deployed_run import Outcome
     from scaffpd.run.settings.federation import FederationFile
 
-FederationToml = Annotated[
-    Path, typer.Argument(help="The federation.toml, or its folder.", show_default=False)
-]
-QuietOption = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Print nothing but what goes wrong.")
-]
-Seconds = Annotated[float, typer.Option(min=1, help="Pause after so many seconds.")]
 WEEK = 7 * 86400.0  # operators take their time to agree
-NOT_DONE = {"failed": FAILED, "diverged": FAILED, "paused": PAUSED}  # exit codes
+HOUR = 3600.0
+NOT_DONE = {
+    "failed": ExitCode.FAILED,
+    "diverged": ExitCode.FAILED,
+    "paused": ExitCode.PAUSED,
+}  # exit codes
 
 NEXT = """\
 Send every silo its folder over a channel that you trust: there is a private key in it.
@@ -37,12 +46,23 @@ Here
 Move {authority} away from this machine."""
 
 
-def provision(
-    federation: FederationToml,
-    renew: Annotated[
-        bool, typer.Option("--renew", help="Replace the kits of all, with new certificates.")
-    ] = False,
-) -> None:
+file_argument = argument("federation", type=PATH, help="The federation.toml, or its folder.")
+silent = switch("--quiet", "-q", help="Print nothing but what goes wrong.")
+
+
+def _seconds(usual: float) -> Decorator:
+    return option(
+        "--seconds",
+        type=click.FloatRange(min=1),
+        default=usual,
+        help="Pause after so many seconds.",
+    )
+
+
+@command()
+@file_argument
+@switch("--renew", help="Replace the kits of all, with new certificates.")
+def provision(federation: Path, renew: bool) -> None:
     """Make keys and startup kits with FLARE, in a folder for every silo, and say what is next.
 
     Examples:
@@ -54,14 +74,18 @@ def provision(
     file = _read(federation)
     if file.address[0] == HOST:
         words = "The server is localhost: only silos on this machine can reach it."
-        typer.secho(words, fg="yellow", err=True)
+        click.secho(words, fg="yellow", err=True)
     provisioned(file, file.address, renew)
     home = federation if federation.is_dir() else federation.parent
     parts = "\n  ".join(str(home / name) for name in file.silos)
-    typer.echo(NEXT.format(parts=parts, file=federation, authority=home / "authority"))
+    click.echo(NEXT.format(parts=parts, file=federation, authority=home / "authority"))
 
 
-def run(federation: FederationToml, seconds: Seconds = WEEK, quiet: QuietOption = False) -> None:
+@command()
+@file_argument
+@_seconds(WEEK)
+@silent
+def run(federation: Path, seconds: float, quiet: bool) -> None:
     """Run FLARE's server and the run, or go on with it from its last round, until it ends.
 
     It waits for silos and for their operators. A run that pauses exits with code 3: see to what
@@ -79,19 +103,17 @@ def run(federation: FederationToml, seconds: Seconds = WEEK, quiet: QuietOption 
     _follow(file, quiet, seconds, carried, expiry_warning(file.path))
 
 
-def local(
-    folder: Annotated[
-        Path,
-        typer.Argument(
-            help="With federation.toml and NAME/silo.toml of every silo; a new one gets hospitals."
-        ),
-    ] = Path("scaffpd-deployment"),
-    write: Annotated[
-        bool, typer.Option("--write", help="Write the hospitals and agree; start nothing.")
-    ] = False,
-    seconds: Seconds = 3600.0,
-    quiet: QuietOption = False,
-) -> None:
+@command()
+@argument(
+    "folder",
+    type=PATH,
+    default=Path("scaffpd-deployment"),
+    help="With federation.toml and NAME/silo.toml of every silo; a new one gets hospitals.",
+)
+@switch("--write", help="Write the hospitals and agree; start nothing.")
+@_seconds(HOUR)
+@silent
+def local(folder: Path, write: bool, seconds: float, quiet: bool) -> None:
     """Run a whole federation on this machine, by the same processes and with TLS; try it first.
 
     Operators' agreement is given for all silos.
@@ -114,7 +136,10 @@ def local(
         _follow(file, quiet, seconds, run_here)
 
 
-def status(federation: FederationToml, as_json: AsJson = False) -> None:
+@command()
+@file_argument
+@as_json
+def status(federation: Path, as_json: bool) -> None:
     """Say how a run goes, from another shell while it does.
 
     Examples:
@@ -135,12 +160,10 @@ def status(federation: FederationToml, as_json: AsJson = False) -> None:
 
 
 def _show_status(now: Mapping[str, Any]) -> None:
-    from rich.console import Console
-
-    from scaffpd.cli.screens import bullets, facts, section
+    from scaffpd.cli.screens import bullets, facts, section, terminal
     from scaffpd.numbers import format_bytes
 
-    console = Console(highlight=False)
+    console = terminal()
     gap = now["certificate"]
     quiet = now["quiet_seconds"]
     lines = {
@@ -159,6 +182,7 @@ def _show_status(now: Mapping[str, Any]) -> None:
 
 
 deploy = group(
+    "deploy",
     """Across real organisations, on NVIDIA FLARE: the coordinator's part.
 
     Examples:
@@ -198,11 +222,11 @@ def _follow(
         except KeyboardInterrupt:
             done = DeployedRun(file.folder).rounds()
             screen.say(f"Stopped after round {done}; the same command goes on from there.")
-            raise typer.Exit(INTERRUPTED) from None
+            raise click.exceptions.Exit(ExitCode.INTERRUPTED) from None
     if screen.done:
         screen.say(screen.last)
-    code = NOT_DONE.get(outcome.status, 0)
+    code = NOT_DONE.get(outcome.status, ExitCode.DONE)
     if not code:
         screen.say(f"Results: {file.folder}\nTo look at: scaffpd report {file.folder}")
     screen.say(outcome.sentence)
-    raise typer.Exit(code)
+    raise click.exceptions.Exit(code)

@@ -5,18 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-from rich.console import Console
+import click
 
-from scaffpd.cli.screens import LINES, MOST, print_table, say, section
-from scaffpd.cli.typer_ext import AsJson, listed, print_json
+from scaffpd.cli.commands import (
+    PATH,
+    argument,
+    as_json,
+    command,
+    listed,
+    option,
+    print_json,
+    switch,
+)
+from scaffpd.cli.screens import LINES, MOST, print_table, say, section, terminal
 from scaffpd.errors import InputError, unknown
-from scaffpd.files import csv_text, write_file
 from scaffpd.numbers import brief, measured, several, whole
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from scaffpd.run.predict import Predictions
     from scaffpd.run.record import JoiningRecord, RunRecord, ScoreRow
 
@@ -53,8 +62,8 @@ def end(folder: Path, report: bool, quiet: bool, as_json: bool) -> None:
     elif not quiet:
         show(folder)
         if sorry is not None:
-            typer.echo(f"No report: {sorry}")
-        typer.echo(f"Run: {folder}" if page is None else f"Report: {page}")
+            click.echo(f"No report: {sorry}")
+        click.echo(f"Run: {folder}" if page is None else f"Report: {page}")
 
 
 def show(folder: Path) -> None:
@@ -62,7 +71,7 @@ def show(folder: Path) -> None:
     from scaffpd.run.page.verdict import QUESTIONS, cautions, promise, sure, verdict
     from scaffpd.run.record import RunRecord
 
-    console = Console(highlight=False)
+    console = terminal()
     run = RunRecord.read(folder)
     first, *others = verdict(run)
     with console.capture() as above:
@@ -137,16 +146,18 @@ def _show_joining(console: Console, run: RunRecord, found: JoiningRecord, most: 
     print_table(console, heads, rows, "joining.csv", most)
 
 
-def report(
-    run: Annotated[Path, typer.Argument(help="Folder that train, path, demo or deploy wrote.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(help="File of the page, or folder of the pictures.", show_default="in RUN"),
-    ] = None,
-    form: Annotated[
-        str, typer.Option("--format", help="html: one page; png, svg: a picture per figure.")
-    ] = "html",
-) -> None:
+@command()
+@argument("run", type=PATH, help="Folder that train, path, demo or deploy wrote.")
+@option(
+    "--out", type=PATH, help="File of the page, or folder of the pictures.", show_default="in RUN"
+)
+@option(
+    "--format",
+    "form",
+    default="html",
+    help="html: one page; png, svg: a picture per figure.",
+)
+def report(run: Path, out: Path | None, form: str) -> None:
     """One page that opens offline: the verdict, who gains, who pays, and how to do it again.
 
     Examples:
@@ -161,30 +172,29 @@ def report(
         [reports.write(run, out)] if form == "html" else list(reports.write_figures(run, form, out))
     )
     for path in written:
-        typer.echo(str(path))
+        click.echo(str(path))
 
 
+@command()
+@argument("run", type=PATH, help="Folder of a run, or a model.safetensors.")
+@argument("table", type=PATH, help="Rows with the same columns, in any format.")
+@option("--out", type=PATH, default=Path("predictions.csv"), help="The CSV file to write.")
+@option(
+    "--model",
+    help="constant, alone, average, fair or personal.",
+    show_default="the recommended one",
+)
+@option("--keep", help="Columns to copy, with commas: an id, say.")
+@switch("--overwrite", help="Replace an existing file.")
+@as_json
 def predict(
-    run: Annotated[
-        Path, typer.Argument(help="Folder of a run, or a model.safetensors.", show_default=False)
-    ],
-    table: Annotated[
-        Path, typer.Argument(help="Rows with the same columns, in any format.", show_default=False)
-    ],
-    out: Annotated[Path, typer.Option(help="The CSV file to write.")] = Path("predictions.csv"),
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="constant, alone, average, fair or personal.", show_default="the recommended one"
-        ),
-    ] = None,
-    keep: Annotated[
-        str | None, typer.Option(help="Columns to copy, with commas: an id, say.")
-    ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace an existing file.")
-    ] = False,
-    as_json: AsJson = False,
+    run: Path,
+    table: Path,
+    out: Path,
+    model: str | None,
+    keep: str | None,
+    overwrite: bool,
+    as_json: bool,
 ) -> None:
     """Apply a trained model to new rows, in their order; score it if they have the target.
 
@@ -194,6 +204,7 @@ def predict(
     Examples:
         scaffpd predict runs/patients new-patients.csv --keep age
     """
+    from scaffpd.files import csv_text, write_file
     from scaffpd.run.predict import predict as answer
     from scaffpd.run.predict import promise
 
@@ -232,12 +243,12 @@ def predict(
         print_json({**about, "remarks": list(found.remarks), "scores": rows})
         return
     if scored:
-        _show_scores(Console(highlight=False), scored, list(map(str, found.labels)))
-    say(Console(highlight=False, stderr=True), *found.remarks)
-    typer.echo(f"Predicted by the model “{found.model}”.")
+        _show_scores(terminal(), scored, list(map(str, found.labels)))
+    say(terminal(errors=True), *found.remarks)
+    click.echo(f"Predicted by the model “{found.model}”.")
     pair = promise(run)
     if pair is not None:
-        typer.echo(f"The model was trained with {pair} for every record.")
+        click.echo(f"The model was trained with {pair} for every record.")
 
 
 def _chances(found: Predictions) -> Columns:
@@ -264,6 +275,8 @@ def _show_scores(console: Console, rows: list[ScoreRow], labels: list[str]) -> N
 
 def write_predictions(out: Path, columns: Columns, quiet: bool = False) -> None:
     """Write a CSV file of predictions; probabilities that do not exist are left out."""
+    from scaffpd.files import csv_text, write_file
+
     written = {
         name: ["" if math.isnan(p) else f"{p:.6f}" for p in values]
         if name.startswith("probability")
@@ -274,4 +287,4 @@ def write_predictions(out: Path, columns: Columns, quiet: bool = False) -> None:
     rows = [dict(zip(columns, row, strict=True)) for row in cells]
     write_file(out, csv_text(rows, [*columns]))
     if not quiet:
-        typer.echo(f"{several(len(rows), 'row')} written to {out}.")
+        click.echo(f"{several(len(rows), 'row')} written to {out}.")

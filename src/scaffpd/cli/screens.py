@@ -8,20 +8,25 @@ from collections.abc import Mapping, Sequence
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any, Self
 
-from rich import box, progress
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from scaffpd.numbers import seconds
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
     from scaffpd.training.loop import RoundInfo
 
 WIDEST = 100  # columns: longer lines of prose are hard to read
 LINES = 25  # of a run's result
 MOST = 12  # rows of a table whose others are in a file
 PAUSE = 10.0  # seconds between two plain lines
+
+
+def terminal(errors: bool = False, quiet: bool = False) -> Console:
+    """Return what is printed on; rich is loaded here, and not for `--help`."""
+    from rich.console import Console
+
+    return Console(stderr=errors, quiet=quiet, highlight=False)
 
 
 def say(console: Console, *lines: str) -> None:
@@ -49,6 +54,9 @@ def bullets(console: Console, lines: Sequence[str]) -> None:
 
 
 def _grid(console: Console, rows: Sequence[tuple[str, str | Text]], gap: int) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
     grid = Table.grid(padding=(0, gap, 0, 0))
     grid.add_column(no_wrap=True)
     for name, text in rows:
@@ -58,6 +66,8 @@ def _grid(console: Console, rows: Sequence[tuple[str, str | Text]], gap: int) ->
 
 def printable(text: str) -> Text:
     """Return text from a file without what could steer a terminal."""
+    from rich.text import Text
+
     return Text("".join(c if c.isprintable() else "?" for c in text))
 
 
@@ -73,6 +83,9 @@ def print_table(
     A name that does not fit beside the numbers is cut, never broken. Of many rows, the first and
     the last are shown where the others are in a `file`.
     """
+    from rich import box
+    from rich.table import Table
+
     gap = 1 if console.width < WIDEST else 2
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap, 0, 0))
     table.add_column(heads[0], no_wrap=True, overflow="ellipsis", min_width=12)
@@ -97,7 +110,9 @@ class RoundsScreen:
     """
 
     def __init__(self, quiet: bool = False, errors: bool = True, pause: float = PAUSE) -> None:
-        self.console = Console(stderr=errors, quiet=quiet, highlight=False)
+        from rich import progress
+
+        self.console = terminal(errors, quiet)
         live = self.console.is_terminal and not quiet
         columns = (
             progress.SpinnerColumn(),

@@ -10,14 +10,22 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from secrets import token_bytes
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-from rich.console import Console
+import click
 
+from scaffpd.cli.commands import (
+    PATH,
+    ExitCode,
+    argument,
+    as_json,
+    command,
+    group,
+    option,
+    print_json,
+)
 from scaffpd.cli.results import write_predictions
-from scaffpd.cli.screens import bullets, facts, print_table, printable, say, section
-from scaffpd.cli.typer_ext import FAILED, AsJson, group, print_json
+from scaffpd.cli.screens import bullets, facts, print_table, printable, say, section, terminal
 from scaffpd.errors import InputError
 from scaffpd.numbers import several
 
@@ -25,10 +33,7 @@ if TYPE_CHECKING:
     from scaffpd.deploy.processes import Processes
     from scaffpd.run.settings.silo import SiloFile
 
-SiloToml = Annotated[
-    Path, typer.Argument(help="The silo.toml of this site, or its folder.", show_default=False)
-]
-
+silo_file = argument("file", type=PATH, help="The silo.toml of this site, or its folder.")
 MOST = 40  # columns of data that are listed
 SHOWN = 12  # digits of a hash
 WAIT = 15.0  # seconds without a connection, after which to say why
@@ -42,7 +47,10 @@ def _settings(file: Path) -> SiloFile:
     return SiloFile.read(file / "silo.toml" if file.is_dir() else file)
 
 
-def check(file: SiloToml, as_json: AsJson = False) -> None:
+@command()
+@silo_file
+@as_json
+def check(file: Path, as_json: bool) -> None:
     """Read the data; show what was found, how to declare it, and this silo's key. Send nothing.
 
     The fingerprint of the key is for the other operators to compare.
@@ -65,7 +73,9 @@ def check(file: SiloToml, as_json: AsJson = False) -> None:
     data.check(settings.limits)
 
 
-def start(file: SiloToml) -> None:
+@command()
+@silo_file
+def start(file: Path) -> None:
     """Connect this site to its server and take part in the runs that it agrees to, until ended.
 
     It runs in the foreground, for a service manager or a shell, and says what happens.
@@ -90,8 +100,8 @@ def start(file: SiloToml) -> None:
             _report(settings, processes, say)
     except KeyboardInterrupt:
         return  # whoever ends a service wants it to end
-    typer.secho(f"FLARE has ended; {log} and {CONSOLE} say why.", fg="red", err=True)
-    raise typer.Exit(FAILED)
+    click.secho(f"FLARE has ended; {log} and {CONSOLE} say why.", fg="red", err=True)
+    raise click.exceptions.Exit(ExitCode.FAILED)
 
 
 def _report(settings: SiloFile, processes: Processes, say: Callable[[str], object]) -> None:
@@ -134,14 +144,16 @@ def _report(settings: SiloFile, processes: Processes, say: Callable[[str], objec
                 say(f"{sentences[what]}{digest[:SHOWN]}")
 
 
-def agree(
-    file: SiloToml,
-    grant: Annotated[
-        str, typer.Option(help="Agree to this run; the first digits of its hash are enough.")
-    ] = "",
-    revoke: Annotated[str, typer.Option(help="Withdraw from this run before its next epoch.")] = "",
-    as_json: AsJson = False,
-) -> None:
+@command()
+@silo_file
+@option(
+    "--grant",
+    default="",
+    help="Agree to this run; the first digits of its hash are enough.",
+)
+@option("--revoke", default="", help="Withdraw from this run before its next epoch.")
+@as_json
+def agree(file: Path, grant: str, revoke: str, as_json: bool) -> None:
     """Show what runs ask of this site and what would leave; agree to one, or withdraw.
 
     Compare the fingerprints with what the other operators say on the telephone.
@@ -189,13 +201,15 @@ def _account() -> str:
         return f"user {os.getuid()}"
 
 
-def audit(
-    file: SiloToml,
-    noted: Annotated[
-        str, typer.Option(help="A link that was noted down earlier and must be in the records.")
-    ] = "",
-    as_json: AsJson = False,
-) -> None:
+@command()
+@silo_file
+@option(
+    "--noted",
+    default="",
+    help="A link that was noted down earlier and must be in the records.",
+)
+@as_json
+def audit(file: Path, noted: str, as_json: bool) -> None:
     """Check this site's records link by link; show what has left in every run.
 
     Examples:
@@ -210,11 +224,11 @@ def audit(
     print_json(found) if as_json else _show_audit(found)
 
 
-def predict(
-    file: SiloToml,
-    model: Annotated[Path, typer.Argument(help="A run's model.safetensors.", show_default=False)],
-    out: Annotated[Path, typer.Option(help="The CSV file to write.")] = Path("predictions.csv"),
-) -> None:
+@command()
+@silo_file
+@argument("model", type=PATH, help="A run's model.safetensors.")
+@option("--out", type=PATH, default=Path("predictions.csv"), help="The CSV file to write.")
+def predict(file: Path, model: Path, out: Path) -> None:
     """Apply a trained model to this site's own rows; nothing is sent.
 
     Examples:
@@ -233,6 +247,7 @@ def predict(
 
 
 silo = group(
+    "silo",
     """At a site: check its data, start it, agree to runs, and see what has left.
 
     Examples:
@@ -243,7 +258,7 @@ silo = group(
 
 
 def _show_check(found: Overview) -> None:
-    console = Console(highlight=False)
+    console = terminal()
     console.print(f"Silo {found['silo']}", style="bold", markup=False)
     rows = found["rows"]
     lines = {
@@ -272,13 +287,13 @@ def _show_check(found: Overview) -> None:
         bullets(console, found["warnings"])
     if found["dictionary"]:
         section(console, "These columns in federation.toml, for all silos to agree on")
-        typer.echo("\n".join(found["dictionary"]))
+        click.echo("\n".join(found["dictionary"]))
 
 
 def _show_audit(found: Overview) -> None:
     from scaffpd.numbers import format_bytes
 
-    console = Console(highlight=False)
+    console = terminal()
     for run in found["runs"]:
         section(
             console,
@@ -299,12 +314,12 @@ def _show_audit(found: Overview) -> None:
             "No line was changed. Note down the last link, below: --noted will show later that "
             "nothing before it was removed.",
         )
-        typer.echo(found["link"])
+        click.echo(found["link"])
 
 
 def show_agreements(known: Sequence[Overview]) -> None:
     """Show what every run asks for, and what became of that."""
-    console = Console(highlight=False)
+    console = terminal()
     if not known:
         say(console, "No run has asked anything of this site yet.")
     for own in known:

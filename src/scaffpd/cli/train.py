@@ -3,99 +3,86 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
-
-import typer
+from typing import TYPE_CHECKING, Literal
 
 import scaffpd
+from scaffpd.cli.commands import PATH, argument, as_json, command, completing, option, quiet, switch
 from scaffpd.cli.results import end
 from scaffpd.cli.screens import RoundsScreen
-from scaffpd.cli.typer_ext import (
-    AsJson,
-    Quiet,
-    Tables,
-    completing,
-    given_settings,
-    takes,
-)
-from scaffpd.data.tabular.settings import TableSettings
 from scaffpd.errors import InputError
-from scaffpd.run.settings.tables import (
-    HOSPITALS,
-    ModelSettings,
-    PathSettings,
-    PrivacyBudget,
-    TrainingSettings,
-)
 
 if TYPE_CHECKING:
+    from scaffpd.cli.commands import Option
+    from scaffpd.cli.settings import Tables
     from scaffpd.run.settings.run import RunConfig
     from scaffpd.study.gains import Joining
 
 # names that options take, without PyTorch, so that shells complete them quickly
-ALGORITHMS = (
+ALGORITHM_NAMES = (
     "Fair",
     *(name for name, home in scaffpd._HOME.items() if home == "scaffpd.algorithms"),
 )
-OBJECTIVES = tuple(name for name, home in scaffpd._HOME.items() if home == "scaffpd.objectives")
-TABLES: Tables = {
-    "data": TableSettings,
-    "model": ModelSettings,
-    "training": TrainingSettings,
-    "privacy": PrivacyBudget,
-}
-PATH: Tables = {
-    "data": TableSettings,
-    "model": ModelSettings,
-    "training": TrainingSettings,
-    "path": PathSettings,
-}
-What = Annotated[
-    list[str],
-    typer.Argument(
-        help="CONFIG.toml, a table (CSV, Excel, Parquet), several, a folder, or hospitals, "
-        "which is part of the package (for a folder of that name, ./hospitals)."
-    ),
-]
-Goal = Annotated[
-    str | None,
-    typer.Option(
-        help=f"What is optimised: {', '.join(OBJECTIVES)}, or module:Class of your own.",
-        show_default="ChiSquare",
-        autocompletion=completing(*OBJECTIVES),
-    ),
-]
-Out = Annotated[Path | None, typer.Option(help="Folder of the run.", show_default="runs/NAME")]
-Fresh = Annotated[bool, typer.Option("--fresh", help="Start anew where the folder holds a run.")]
-Page = Annotated[bool, typer.Option("--report/--no-report", help="Write report.html.")]
+OBJECTIVE_NAMES = tuple(
+    name for name, home in scaffpd._HOME.items() if home == "scaffpd.objectives"
+)
 
 
-@takes(TABLES)
+def _settings(command: str) -> Sequence[Option]:
+    from scaffpd.cli.settings import options
+
+    return options(command)
+
+
+what = argument(
+    "what",
+    nargs=-1,
+    required=True,
+    help="CONFIG.toml, a table (CSV, Excel, Parquet), several, a folder, or hospitals, "
+    "which is part of the package (for a folder of that name, ./hospitals).",
+)
+goal = option(
+    "--objective",
+    help=f"What is optimised: {', '.join(OBJECTIVE_NAMES)}, or module:Class of your own.",
+    show_default="ChiSquare",
+    shell_complete=completing(*OBJECTIVE_NAMES),
+)
+where = option("--out", type=PATH, help="Folder of the run.", show_default="runs/NAME")
+anew = switch("--fresh", help="Start anew where the folder holds a run.")
+page = option("--report/--no-report", help="Write report.html.", default=True)
+
+
+@command(partial(_settings, "train"))
+@what
+@goal
+@option(
+    "--strength",
+    type=float,
+    help="Its ρ, δ, α, q or b; scaffpd path shows what others do.",
+    show_default="ρ 0.1, δ 0.5, α 0.2, q 1",
+)
+@option(
+    "--algorithm",
+    help="How it is trained: a name such as ScaffPD, or module:Class of your own.",
+    show_default="chosen for the problem",
+    shell_complete=completing(*ALGORITHM_NAMES),
+)
+@where
+@anew
+@page
+@quiet
+@as_json
 def train(
-    what: What,
-    *,
-    objective: Goal = None,
-    strength: Annotated[
-        float | None,
-        typer.Option(
-            help="Its ρ, δ, α, q or b; scaffpd path shows what others do.",
-            show_default="ρ 0.1, δ 0.5, α 0.2, q 1",
-        ),
-    ] = None,
-    algorithm: Annotated[
-        str | None,
-        typer.Option(
-            help="How it is trained: a name such as ScaffPD, or module:Class of your own.",
-            show_default="chosen for the problem",
-            autocompletion=completing(*ALGORITHMS),
-        ),
-    ] = None,
-    out: Out = None,
-    fresh: Fresh = False,
-    report: Page = True,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    what: Sequence[str],
+    objective: str | None,
+    strength: float | None,
+    algorithm: str | None,
+    out: Path | None,
+    fresh: bool,
+    report: bool,
+    quiet: bool,
+    as_json: bool,
     **given: object,
 ) -> None:
     """Train an average, a fair and personal models, and say on held-out rows which one to use.
@@ -113,13 +100,15 @@ def train(
         scaffpd train trial.csv --client hospital --time days --event died
         scaffpd train hospitals --objective CVaR
     """
+    from scaffpd.cli.settings import SETTINGS
+
     method: dict[str, dict[str, object]] = {}
     if algorithm is not None:
         method["algorithm"] = {"kind": algorithm}
     table = objective_table(objective, strength, what[0])
     if table:
         method["objective"] = table
-    config = requested(what, TABLES, given, method)
+    config = requested(what, SETTINGS["train"], given, method)
     with RoundsScreen(quiet or as_json) as screen:
         folder, interrupted = _one_run("train", config, out, fresh, screen)
     end(folder, report and not interrupted, quiet, as_json)
@@ -129,16 +118,22 @@ def train(
         raise RunFolder(folder).interruption()
 
 
-@takes(PATH, but=("kappa", "personal", "splits", "groups"))
+@command(partial(_settings, "path"))
+@what
+@goal
+@where
+@anew
+@page
+@quiet
+@as_json
 def path(
-    what: What,
-    *,
-    objective: Goal = None,
-    out: Out = None,
-    fresh: Fresh = False,
-    report: Page = True,
-    quiet: Quiet = False,
-    as_json: AsJson = False,
+    what: Sequence[str],
+    objective: str | None,
+    out: Path | None,
+    fresh: bool,
+    report: bool,
+    quiet: bool,
+    as_json: bool,
     **given: object,
 ) -> None:
     """Show the cost of fairness: models from the average to the worst case, with a suggestion.
@@ -150,8 +145,10 @@ def path(
         scaffpd path hospitals --points 5
         scaffpd path patients.csv --client hospital --target ill --objective CVaR
     """
+    from scaffpd.cli.settings import SETTINGS
+
     table = objective_table(objective, None, what[0], path=True)
-    config = requested(what, PATH, given, {"objective": table} if table else {})
+    config = requested(what, SETTINGS["path"], given, {"objective": table} if table else {})
     with RoundsScreen(quiet or as_json) as screen:
         folder, _ = _one_run("path", config, out, fresh, screen)
     end(folder, report, quiet, as_json)
@@ -171,8 +168,10 @@ def requested(
         given: the values of the options, `None` where they are not given.
         method: [objective] and [algorithm].
     """
+    from scaffpd.cli.settings import given_settings
     from scaffpd.data.tabular.formats import is_table  # seconds, so not for --help
     from scaffpd.run.settings.run import RunConfig
+    from scaffpd.run.settings.tables import HOSPITALS
 
     changes, options = given_settings(tables, given)
     changes |= method or {}
@@ -224,7 +223,10 @@ def objective_table(
             "--strength needs --objective: the strength of which one?",
         )
     wanted = wanted or "ChiSquare"
-    known = {name.lower(): name for name in OBJECTIVES} | {"chi2": "ChiSquare", "worst": "Agnostic"}
+    known = {name.lower(): name for name in OBJECTIVE_NAMES} | {
+        "chi2": "ChiSquare",
+        "worst": "Agnostic",
+    }
     name = known.get(wanted.lower().replace("-", "").replace("_", ""), wanted)
     kind = class_of(
         Objective, name, "objective", Path(what).parent if is_settings(what) else Path.cwd()

@@ -44,6 +44,10 @@ class Limits(NamedTuple):
     clear: float = 0.0  # rows up to which a cell may be noise, and counts as empty
 
 
+# names of clients and their sorted numbers ↦ how to count them together, and the limits for that
+Counting = Callable[[Sequence[str], Sequence[Sequence[Matrix]]], tuple[Total, Limits | None]]
+
+
 class Feature(NamedTuple):
     """An encoded column."""
 
@@ -81,6 +85,13 @@ def counted(columns: Sequence[Matrix], edges: Sequence[Matrix]) -> Matrix:
     ]
     found = np.concatenate(rows) if rows else np.empty(0)
     return np.array([found, found > 0], dtype=np.float64)
+
+
+def plainly(
+    names: Sequence[str], columns: Sequence[Sequence[Matrix]]
+) -> tuple[Total, Limits | None]:
+    """Return how to add up what clients count, as it is."""
+    return lambda edges: np.sum([counted(own, edges) for own in columns], axis=0), None
 
 
 def thresholds(columns: int, total: Total, limits: Limits | None = None) -> list[Matrix]:

@@ -32,8 +32,8 @@ class Phase(NamedTuple):
     shown: list[Shown]
 
 
-# what an own method may ask, of which nothing is known before its operator has agreed; `Fair` stands
-# for others
+# what an own method may ask, of which nothing is known before its operator has agreed; `Fair`
+# stands for others
 UNKNOWN = frozenset({Scores.kind}).union(
     *(
         kind.questions

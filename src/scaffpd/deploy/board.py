@@ -10,10 +10,12 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from scaffpd.deploy.ledger import TABLE_BUSY
 from scaffpd.deploy.messages import (
     REFUSED,
     Failure,
@@ -35,7 +37,9 @@ POST = "post"  # a silo's own next post
 WAIT = "wait"  # it needs others' posts
 BUSY = "busy"  # it computes
 DONE = "done"
+LEAVE = "leave"  # the epoch has ended: the rows are free for other runs
 LOST = "lost"  # it was restarted, and knows nothing of this epoch
+LEAVE_SECONDS = 5.0
 Posts = Mapping[str, bytes]
 
 
@@ -85,11 +89,12 @@ class Mailbox:
         thread.start()
         return thread
 
-    def close(self) -> None:
-        """End the program at its next exchange."""
+    def close(self, seconds: float = 0.0) -> None:
+        """End the program at its next exchange, and wait so many seconds for that."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+            self._changed.wait_for(lambda: self.ended, seconds)
 
     def show(self, start: int, news: Sequence[Posts]) -> None:
         """Take the posts of steps from `start` on; what is known already stays as it is."""
@@ -166,6 +171,8 @@ class Board:
     wire: Traffic = field(default_factory=Traffic)
     log: list[Posts] = field(default_factory=list, init=False)
     _seen: dict[str, int] = field(default_factory=dict, init=False)
+    _in_turn: bool = field(default=False, init=False)
+    _begun: list[str] = field(default_factory=list, init=False)  # or asked to
     _epoch: str = field(default="", init=False)
     _awaited: tuple[str, ...] = field(default=(), init=False)  # whose operator has not agreed yet
 
@@ -173,13 +180,27 @@ class Board:
         """Open an epoch at all silos; raise `SiloTrouble` unless all take part."""
         self._epoch = secrets.token_hex(16)
         self.log.clear()
+        self._begun.clear()
         self._seen = dict.fromkeys(self.names, 0)
         values = {"agreement": agreement, "epoch": self._epoch, "states": states}
         begin = encode(Message(BEGIN, values))
         others = [name for name in self.names if name not in self._awaited]
-        for names in filter(None, (self._awaited, others)):  # nobody begins while a person decides
+        # Two runs over the same tables would each hold some of them and wait for the rest: once one
+        # was busy, silos begin in the order of their names, which is the same for both runs.
+        then = [[name] for name in sorted(others)] if self._in_turn else [others]
+        for names in filter(None, (self._awaited, *then)):  # nobody begins while a person decides
             self._awaited = ()
+            self._begun += names
             self.asked(dict.fromkeys(names, begin))
+        self._in_turn = False
+
+    def leave(self, but: str = "") -> None:
+        """Let silos go that have begun, but for one that cannot: others may run over their rows."""
+        names = [name for name in self._begun if name != but]
+        left = encode(Message(LEAVE, {"epoch": self._epoch}))
+        with suppress(Exception):  # the engine may have ended
+            if names:
+                self.transport.ask(dict.fromkeys(names, left), min(self.timeout, LEAVE_SECONDS))
 
     def run(self, onlooker: Mailbox) -> None:
         """Carry posts until all silos are done; raise `SiloTrouble` if one is missing."""
@@ -247,6 +268,8 @@ class Board:
             if found[name].kind == REFUSED:
                 values = found[name].values
                 waits = values.get("waits") is True
-                self._awaited = (name,) if waits else ()
+                busy = values.get("code") == TABLE_BUSY
+                self._in_turn = self._in_turn or busy
+                self._awaited = (name,) if waits and not busy else ()
                 raise SiloTrouble(name, Failure(plain(values.get("sentence")), REFUSED, waits))
         return found

@@ -127,7 +127,6 @@ class Coordination:
         """Carry posts from the agreement to the end, with an onlooker in a thread of its own."""
         agreement = self.agreement()
         states = self.states.known()
-        self.board.begin(agreement.values, states)
         mailbox = Mailbox()
         found: list[Finished] = []
         session = Session(mailbox, agreement.cards, agreement.digest)
@@ -139,15 +138,23 @@ class Coordination:
                 )
             )
 
-        onlooker = mailbox.start(look_on)
         try:
-            self.board.run(mailbox)
-            onlooker.join(JOIN_SECONDS)
-        finally:
-            mailbox.close()
-            onlooker.join(JOIN_SECONDS)
-        if mailbox.failure is not None:
-            raise mailbox.failure
+            self.board.begin(agreement.values, states)
+            onlooker = mailbox.start(look_on)
+            try:
+                self.board.run(mailbox)
+                onlooker.join(JOIN_SECONDS)
+            finally:
+                mailbox.close()
+                onlooker.join(JOIN_SECONDS)
+            if mailbox.failure is not None:
+                raise mailbox.failure
+        except SiloTrouble as trouble:
+            self.board.leave(trouble.name)
+            raise
+        except Exception:
+            self.board.leave()
+            raise
         return found[0]
 
     def _noted(self, trouble: SiloTrouble) -> SiloTrouble:

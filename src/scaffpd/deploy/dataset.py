@@ -120,10 +120,10 @@ class Dataset(ClientRows):
         content = np.sort(marks).tobytes() + bytes(np.packbits(self.held))
         return hashlib.sha256(salt + content).hexdigest()
 
-    def marks(self, secret: bytes) -> tuple[bytes, bytes]:
-        """Return what names all rows, and those to train on, whatever columns are read: targets."""
+    def marks(self, secret: bytes) -> bytes:
+        """Return what names the rows, whatever columns are read and rows held out: targets."""
         found = row_marks(FeatureTable(len(self.held)), self.target, secret)
-        return np.sort(found).tobytes(), np.sort(found[~self.held]).tobytes()
+        return np.sort(found).tobytes()
 
 
 def row_marks(

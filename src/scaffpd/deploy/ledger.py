@@ -1,75 +1,222 @@
-r"""A silo's account of its releases, over all runs, in a file.
+r"""The ledger of a table: what its rows were summed with and released, over all runs of all silos.
+
+It is in a folder of the table (`SiloFile.ledger`): a lock, a secret, and one file of linked lines,
+to which every post that reveals something new adds one, on disk before the post leaves. Whoever
+runs over the table holds the lock from the first look at the ledger to the end of the run, and the
+kernel frees it if the process dies: two runs that count at the same time would both count too few.
+
+Before every post the file has to be the one that this run has read and written. That a whole ledger
+is an older one shows at the next run: every silo has noted the last link in its own records.
 
 Noise comes from the operating system, and neither it nor what it is drawn from is ever stored: a
 question that is repeated after a restart is another release. Counts for curves are stored with
-their noise, so that the same bytes are posted again. All releases are on disk before a post leaves.
+their noise, so that the same bytes are posted again.
 """
 
 from __future__ import annotations
 
-import zipfile
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
-import numpy as np
+from filelock import FileLock, Timeout
 
+from scaffpd.deploy.deployed_run import GLANCE
+from scaffpd.deploy.linked import LINK, LinkedLines, link_of
 from scaffpd.deploy.messages import Json
 from scaffpd.errors import InputError
-from scaffpd.files import atomic_write, lock_file
-from scaffpd.privacy.accountant import Account
+from scaffpd.files import LOCK_NAME, load_or_create
+from scaffpd.privacy.accountant import Account, ReleaseEntry
+from scaffpd.secure.keys import derived
 
+log = logging.getLogger("scaffpd.silo")
 DELTA = 1e-5  # of a silo's own budget
+TABLE_BUSY = "table-busy"
 
 
-class PrivacyLedger:
-    """Releases of one silo under an agreement, and under all of them within its own budget.
+@dataclass(frozen=True)
+class Entrant:
+    """Whose entries they are.
 
-    Args:
-        file: of all releases; those under the agreement are beside it.
-        digest: the agreement's.
-        epsilon: the silo's own budget; `None` leaves it to every agreement.
+    Attributes:
+        run: hash of the agreement.
+        silo: fingerprint of the silo's key.
+        members: names the members of the run.
+        rows: names the rows.
     """
 
-    def __init__(self, file: Path, digest: str, epsilon: float | None) -> None:
-        self._all = file
-        self._file = file.with_stem(f"{file.stem}-{digest[:12]}")
-        self._epsilon = epsilon
-        self._written: dict[Path, int] = {}
+    run: str
+    silo: str
+    members: str
+    rows: str
 
-    def open(self, account: Account | None) -> Account:
-        """Bind an account to both budgets, with what was released before."""
+
+class TableLedger:
+    """The ledger of a table, and the lock without which nobody reads or writes it.
+
+    Args:
+        folder: where both are.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.link = ""  # of the last line
+        self.secret = b""  # keys the marks that name rows: those of a silo differ between silos
+        self._file = folder / "ledger.jsonl"
+        # taken by the thread that a run begins in, and left by the one that the run ends in
+        self._lock = FileLock(folder / LOCK_NAME, timeout=GLANCE, thread_local=False)
+        self._lines = LinkedLines(self._file)
+        self._entries: list[Json] = []
+        self._seen: tuple[int, ...] = ()
+
+    def take(self, noted: str) -> None:
+        """Hold the table for a run, and read its ledger; refuse if it lacks a link noted before."""
+        try:
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+            self._lock.acquire()
+        except Timeout:
+            raise InputError(
+                "table-busy", "Another run uses this silo's rows; one at a time does."
+            ) from None
+        except OSError as error:
+            raise InputError(
+                "ledger-not-writable",
+                f"Cannot write the ledger {str(self.folder)!r}: {error.strerror}. Name another "
+                "folder in data.ledger.",
+            ) from None
+        try:
+            self._read(noted)
+        except BaseException:
+            self.leave()
+            raise
+
+    def leave(self) -> None:
+        """Let others run over the table."""
+        self._lock.release()
+
+    def __enter__(self) -> Self:
+        """Hold the table, which `take` has taken, until the block ends."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+    def _read(self, noted: str) -> None:
+        self.secret = load_or_create(self.folder / "secret.key")
+        self._file.touch(0o600)
+        self._seen = self._state()
+        # a ledger whose secret has gone cannot name rows: its first link is not the same, either
+        self._lines = LinkedLines(self._file, derived(self.secret, b"ledger").hex())
+        self._entries = self._chain()
+        self.link = self._entries[-1][LINK] if self._entries else self._lines.first
+        if noted not in ("", self._lines.first, *(line[LINK] for line in self._entries)):
+            log.error("The ledger %s has gone back in time.", self.folder)
+            raise InputError(
+                "ledger-went-back",
+                "The ledger of this silo's table lacks what the silo has noted of it: its operator "
+                "has to bring back the newest copy, or, if table or ledger were moved, name its "
+                "folder in data.ledger.",
+            )
+
+    def _chain(self) -> list[Json]:
+        try:
+            return list(self._lines.read())
+        except (OSError, ValueError):
+            raise self._changed() from None
+
+    def _chain_end(self) -> str:
+        try:
+            return self._lines.last()
+        except (OSError, ValueError, KeyError, TypeError):
+            raise self._changed() from None
+
+    def _changed(self) -> InputError:
+        log.error("The ledger %s was changed by somebody else.", self.folder)
+        return InputError(
+            "ledger-changed",
+            "The ledger of this silo's table was changed, replaced or removed: its operator has to "
+            "bring back the newest copy.",
+        )
+
+    def _state(self) -> tuple[int, ...]:
+        """Return what shows in no time that ledger and lock are others; the last one is a time."""
+        try:
+            own = os.stat(self._file)
+            lock = os.stat(self.folder / LOCK_NAME)
+        except OSError:
+            raise self._changed() from None
+        return (lock.st_dev, lock.st_ino, own.st_dev, own.st_ino, own.st_size, own.st_ctime_ns)
+
+    def check(self) -> None:
+        """Refuse if somebody else has written, cut or replaced the ledger, or its lock."""
+        now = self._state()
+        if now == self._seen:  # since it was read, or read back
+            return
+        # a backup may have touched it; or a line was written over
+        if now[:-1] != self._seen[:-1] or self._chain() != self._entries:
+            raise self._changed()
+        self._seen = now
+
+    def write(
+        self,
+        who: Entrant,
+        weightings: Sequence[Sequence[str]] = (),
+        releases: Sequence[ReleaseEntry] = (),
+    ) -> None:
+        """Append what is new, and read it back; called before a post leaves."""
+        self.check()
+        if not weightings and not releases:
+            return
+        line: Json = {
+            **vars(who),
+            "weightings": list(map(list, weightings)),
+            "releases": [[one.mark.hex(), one.noise, one.times] for one in releases],
+        }
+        link = link_of(self.link, line)
+        if not link == self._lines.append(line) == self._chain_end():
+            raise self._changed()  # somebody wrote meanwhile
+        self.link = link
+        self._entries.append({**line, LINK: link})
+        self._seen = self._state()
+
+    def weightings(self, who: Entrant) -> list[tuple[str, str]]:
+        """Return places, and weightings there, that count for a run over these rows.
+
+        Under one key other members are a person's decision, who has read whose gradient that shows.
+        Another key of the same rows may be that of the same members, whatever they are called.
+        """
+        return [
+            (place, found)
+            for line in self._entries
+            if line["rows"] == who.rows
+            and (line["members"] == who.members or line["silo"] != who.silo)
+            for place, found in line["weightings"]
+        ]
+
+    def others(self, silo: str) -> bool:
+        """Return whether there were sums without noise under another key than this silo's.
+
+        Who the members were, and whose gradient a difference shows, only a person can find out.
+        """
+        return any(line["weightings"] and line["silo"] != silo for line in self._entries)
+
+    def open(self, account: Account | None, who: Entrant, budget: float | None) -> Account:
+        """Add to an account what was released in its run, and bind it to a budget of all runs."""
         if account is None:
             raise InputError(
                 "cohort-not-private",
                 "The silo's own Cohort is not private: build it from a Private model.",
             )
-        if self._epsilon is not None:
-            account.wider = Account(account.names, DELTA, self._epsilon)
-        with lock_file(self._all.with_suffix(".lock")):
-            for file, own in self._accounts(account).items():
-                self._read(file, own)
+        if budget is not None:
+            account.wider = Account(account.names, DELTA, budget)
+        for line in self._entries:
+            for mark, noise, times in line["releases"]:  # one by one: plans may have become longer
+                entry = ReleaseEntry(0, bytes.fromhex(mark), noise, times)
+                if account.wider is not None:
+                    account.wider.count([entry])
+                if line["run"] == who.run:
+                    account.count([entry])
         return account
-
-    def _accounts(self, account: Account) -> dict[Path, Account]:
-        wider = {} if account.wider is None else {self._all: account.wider}
-        return {**wider, self._file: account}
-
-    def write(self, opened: Account) -> None:
-        """Write down what is new, before a post leaves."""
-        for file, account in self._accounts(opened).items():
-            if account.total > self._written.get(file, 0):
-                packed: Json = account.pack()
-                with atomic_write(file) as written:
-                    np.savez(written, **packed)
-                self._written[file] = account.total
-
-    def _read(self, file: Path, account: Account) -> None:
-        if not file.exists():
-            return
-        try:
-            with np.load(file, allow_pickle=False) as earlier:
-                account.merge(dict(earlier))
-            self._written[file] = account.total
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile):
-            raise InputError(
-                "ledger-unreadable", f"The privacy ledger {str(file)!r} cannot be read."
-            ) from None

@@ -19,8 +19,13 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
 
-import psutil
+from scaffpd.errors import needed
+
+if TYPE_CHECKING:
+    import psutil
 
 MARK = "SCAFFPD_ENGINE_PART"
 
@@ -53,6 +58,7 @@ class Processes:
 
     def members(self) -> list[psutil.Process]:
         """Return every living process with the mark, but this one."""
+        psutil = _psutil()
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
@@ -69,6 +75,7 @@ class Processes:
 
     def kill(self, seconds: float = 10.0) -> None:
         """Send SIGKILL until no process is left."""
+        psutil = _psutil()
         deadline = time.monotonic() + seconds
         while members := self.members():
             for process in members:
@@ -80,6 +87,12 @@ class Processes:
         if self.started is not None:
             self.started.kill()  # in case it has lost its mark
             self.started.wait()
+
+
+def _psutil() -> ModuleType:
+    """Return what lists processes; it comes with an engine's extra."""
+    found: ModuleType = needed("psutil", "psutil", "flare")
+    return found
 
 
 def free_port() -> int:

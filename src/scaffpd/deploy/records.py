@@ -1,23 +1,20 @@
 r"""A silo's records, which outlive runs and processes: what was asked, agreed to, and has left.
 
-Every line of records.jsonl has a link, the SHA-256 of the link before and of the line: changing,
-removing or inserting one changes all later links, and a link that was noted down elsewhere proves
-that the end was not cut off. Write access to the file is the right to agree.
+The lines of records.jsonl are linked (`linked`), so that what was noted stays. Write access to the
+file is the right to agree.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from scaffpd.deploy.linked import LinkedLines
 from scaffpd.deploy.messages import Json, JsonMapping
 from scaffpd.errors import InputError
-from scaffpd.files import JsonLines
 
 ASKED = "asked"  # an agreement came
 GRANTED = "granted"  # by a person here
@@ -50,48 +47,39 @@ class SiloRecords:
     """The file of records."""
 
     def __init__(self, file: Path) -> None:
-        self._lines = JsonLines(file)
-
-    def note(self, what: str, digest: str, **about: object) -> None:
-        """Append a line; what cannot be written down does not happen."""
-        with self._locked():
-            self._append(what, digest, **about)
+        self._lines = LinkedLines(file)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
+        """Hold the lock of the file; what cannot be written down does not happen."""
         try:
             self._lines.file.parent.mkdir(parents=True, exist_ok=True)
             with self._lines.lock():
                 yield
         except InputError:
             raise
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError):
             raise InputError(
                 "records-unreadable",
                 f"The silo's records {self._lines.file.name!r} cannot be read.",
             ) from None
 
-    def _append(self, what: str, digest: str, **about: object) -> None:
-        before = self._lines.last({"link": ""})
-        line = {
-            "time": datetime.now(UTC).isoformat(timespec="seconds"),
-            "what": what,
-            "agreement": digest,
-            **about,
-        }
-        self._lines.append({**line, "link": _link(before["link"], line)})
+    def note(self, what: str, digest: str, **about: object) -> None:
+        """Append a line."""
+        with self._locked():
+            self._append(what, digest, about)
+
+    def _append(self, what: str, digest: str, about: JsonMapping) -> None:
+        time = datetime.now(UTC).isoformat(timespec="seconds")
+        self._lines.append({"time": time, "what": what, "agreement": digest, **about})
 
     def read(self) -> list[Json]:
         """Return all lines; refuse a file in which a link is wrong."""
         lines = list[Json]()
-        link = ""
         try:
-            for line in JsonLines(self._lines.file).read():
-                link = _link(link, {name: part for name, part in line.items() if name != "link"})
-                if line["link"] != link:
-                    raise ValueError
+            for line in self._lines.read():
                 lines.append(line)
-        except (OSError, ValueError, KeyError, AttributeError):
+        except (OSError, ValueError):
             raise InputError(
                 "records-changed",
                 f"Line {len(lines) + 1} of the silo's records {self._lines.file.name!r} was "
@@ -117,6 +105,11 @@ class SiloRecords:
         """Return the last decision about an agreement; `None` without one."""
         return self.known().granted.get(digest)
 
+    def ledger(self) -> str:
+        """Return the last link of the table's ledger that was noted; empty before the first."""
+        noted = [line["ledger"] for line in self.read() if line.get("ledger")]
+        return str(noted[-1]) if noted else ""
+
     def ask(self, digest: str, document: JsonMapping) -> None:
         """Note an agreement that a person has to decide about, once; refuse one too many."""
         with self._locked():
@@ -129,10 +122,13 @@ class SiloRecords:
                     f"{WAITING} agreements wait for the operator of this silo already: `scaffpd "
                     "silo agree` shows them, and --grant or --revoke decides.",
                 )
-            self._append(ASKED, digest, document=document)
+            self._append(ASKED, digest, {"document": document})
 
-    def begin(self, digest: str, document: JsonMapping, most: int) -> None:
-        """Note an epoch; refuse one run too many."""
+    def begin(self, digest: str, document: JsonMapping, most: int, ledger: str = "") -> None:
+        """Note an epoch and the ledger's last link; refuse one run too many.
+
+        Several processes of a silo may begin at the same time: the lock is held from the count on.
+        """
         with self._locked():
             known = self.known()
             if len(known.runs | {digest}) > most:
@@ -142,13 +138,8 @@ class SiloRecords:
                     f"{most}: go on with an earlier agreement, or let its operator raise that.",
                 )
             if digest not in known.documents:
-                self._append(ASKED, digest, document=document)
-            self._append(BEGUN, digest)
-
-
-def _link(before: str, line: JsonMapping) -> str:
-    content = json.dumps(line, sort_keys=True)
-    return hashlib.sha256(f"{before}{content}".encode()).hexdigest()
+                self._append(ASKED, digest, {"document": document})
+            self._append(BEGUN, digest, {"ledger": ledger})
 
 
 def audit(lines: Sequence[Json], noted: str = "") -> list[Json]:

@@ -6,6 +6,7 @@ Whoever asks, before anybody here has agreed to anything, learns which of these 
 
 from __future__ import annotations
 
+from scaffpd.deploy.ledger import TABLE_BUSY
 from scaffpd.deploy.messages import Json
 from scaffpd.deploy.transcript import Tampered
 from scaffpd.errors import InputError
@@ -14,6 +15,7 @@ from scaffpd.secure.ring import ClippedSum
 CANNOT = "silo-cannot"
 AWAITED = "agreement-awaited"
 UNUSABLE = "agreement-unusable"
+WAITS = (AWAITED, TABLE_BUSY)  # what time may change
 OF_DOCUMENTS = (  # codes of documents that cannot be read; all others are one
     "agreement-too-large",
     "colluding-out-of-range",
@@ -22,6 +24,9 @@ OF_DOCUMENTS = (  # codes of documents that cannot be read; all others are one
     "too-few-to-hide",
 )
 PUBLIC = (  # codes of a run's refusals that are about what everybody sees
+    TABLE_BUSY,
+    "ledger-changed",
+    "ledger-went-back",
     "model-too-large",
     "privacy-budget",  # the account counts releases, which are public
     "rows-changed",
@@ -60,6 +65,11 @@ SENTENCES = {
     "code-not-listed": "The agreement names a method, an objective or a model that is not the "
     "package's, and this silo's file does not list it.",
     # of a run
+    TABLE_BUSY: "Another run uses this silo's rows: one at a time does.",
+    "ledger-changed": "The ledger of this silo's table was changed or removed: its operator has to "
+    "bring back the newest copy.",
+    "ledger-went-back": "The ledger of this silo's table lacks what the silo has noted of it: its "
+    "operator has to bring back the newest copy.",
     "model-too-large": "The exchanges of this model are too large: use a smaller one.",
     "privacy-budget": "The privacy budget of this silo's rows does not allow this answer.",
     "rows-changed": "The rows of a silo are not those that this run began with: changed rows need "

@@ -377,7 +377,7 @@ class ReplicaSums:
         size = float(np.abs(weights).max(initial=0.0)) or 1.0
         own = b"" if level is None else level.numpy().tobytes()
         rounded = np.round(weights / size, DIGITS) + 0.0  # no −0
-        count = self.session.journal.weighted(place, rounded.tobytes() + own)
+        count = self.session.journal.weightings.count(place, rounded.tobytes() + own)
         check_weightings(count, len(weights), self.colluding)
 
     def _check_share(self, weights: Vector) -> None:

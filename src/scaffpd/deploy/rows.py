@@ -13,8 +13,8 @@ from scaffpd.data.curves import Matrix
 from scaffpd.data.tabular.agree import Schema
 from scaffpd.deploy.agreement import Agreement
 from scaffpd.deploy.dataset import Dataset, Wanted
-from scaffpd.deploy.ledger import PrivacyLedger
-from scaffpd.deploy.transcript import Journal
+from scaffpd.deploy.ledger import Entrant, TableLedger
+from scaffpd.deploy.transcript import Journal, Weightings
 from scaffpd.errors import InputError
 from scaffpd.files import JsonLines, load_or_create, make_folder
 from scaffpd.models.cox import COX
@@ -34,10 +34,13 @@ log = logging.getLogger("scaffpd.silo")
 
 
 class SiloRows:
-    """The rows of a silo under an agreement."""
+    """The rows of a silo under an agreement; its ledger has been taken for the run."""
 
-    def __init__(self, file: SiloFile, agreement: Agreement, terms: FederationTerms) -> None:
+    def __init__(
+        self, file: SiloFile, agreement: Agreement, terms: FederationTerms, ledger: TableLedger
+    ) -> None:
         self.file = file
+        self.ledger = ledger
         self.terms = terms
         self.share = file.limits.share
         self.digest = agreement.digest
@@ -51,8 +54,18 @@ class SiloRows:
             file, self._secret, Wanted.of(terms.encoding(), terms.model.kind == COX)
         )
         self.data.check(file.limits)
-        self.ledger = PrivacyLedger(file.spent, agreement.digest.hex(), file.limits.epsilon)
+        # All rows, whichever are held out: silos of the same table hold out others, and sums over
+        # most of the same rows show nearly what sums over the same ones do.
+        rows = digest(self.data.marks(derived(ledger.secret, b"rows")))
+        self.entrant = Entrant(
+            agreement.digest.hex(),
+            self.cards[file.name].fingerprint,
+            digest(*sorted(self.cards)).hex(),
+            rows.hex(),
+        )
+        self.weightings = Weightings()
         self.account: Account | None = None
+        self._written = 0  # releases of the account that are in the ledger
         self._counts: PrivateCounts | None = None
 
     def commitment(self) -> str:
@@ -60,17 +73,14 @@ class SiloRows:
         return self.data.commitment(derived(self._secret, b"salt" + self.digest))
 
     def journal(self) -> Journal:
-        """Return what was asked in this run, and weightings of these rows in all runs of the same
-        members; refuse an objective that is one too many.
+        """Return what was asked in this run, and weightings of these rows in all runs; refuse an
+        objective that is one too many.
         """
-        cards = repr([(name, card.digits) for name, card in sorted(self.cards.items())])
-        marks = self.data.marks(derived(self._secret, b"weightings"))
-        rows, train = (digest(mark, cards).hex() for mark in marks)
         method = self.terms.method
-        objective = rows, repr(getattr(method, "objective", method))
-        found = Journal(self.folder / "asked.jsonl", self.file.weightings, train, objective)
-        check_weightings(found.objectives, len(self.cards), self.terms.colluding)
-        return found
+        objective = repr(getattr(method, "objective", method))
+        self.weightings = Weightings(self.ledger.weightings(self.entrant), objective)
+        check_weightings(self.weightings.objectives, len(self.cards), self.terms.colluding)
+        return Journal(self.folder / "asked.jsonl", self.weightings)
 
     def noisy_counts(
         self, schema: Schema, edges: Sequence[Matrix], noise: CountNoise
@@ -84,7 +94,7 @@ class SiloRows:
         if self._counts is None:
             self._counts = PrivateCounts(numbers, noise, self._fresh, name)
             budget = self.noise["epsilon"]
-            self.account = self.ledger.open(Account((name,), self.noise["delta"], budget))
+            self._pay(Account((name,), self.noise["delta"], budget))
         assert self.account is not None
         asked = [own.tolist() for own in edges]
         for line in JsonLines(self._counted.file).read():
@@ -104,7 +114,7 @@ class SiloRows:
         bound = self._model(model)
         made = Cohort({self.file.name: ready.train}, bound, test=test, settle=False)
         if self.noise:
-            self.account = self.ledger.open(made.channel.account)
+            self._pay(made.channel.account)
         return made
 
     def _model(self, model: Any) -> Any:
@@ -121,7 +131,15 @@ class SiloRows:
             about["together"] = 2**20 * len(self.terms.silos)
         return Private(model, **about, budget=self.noise["epsilon"])
 
+    def _pay(self, account: Account | None) -> None:
+        """Charge what follows to an account, which begins with what was released before."""
+        self.written_down()
+        self.account = self.ledger.open(account, self.entrant, self.file.limits.epsilon)
+        self._written = len(self.account.counted)
+
     def written_down(self) -> None:
-        """Write releases down before a post leaves."""
-        if self.account is not None:
-            self.ledger.write(self.account)
+        """Write weightings and releases down before a post leaves."""
+        counted = [] if self.account is None else self.account.counted
+        self.ledger.write(self.entrant, self.weightings.new, counted[self._written :])
+        self.weightings.new.clear()
+        self._written = len(counted)

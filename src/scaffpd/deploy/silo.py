@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from scaffpd.deploy.agreement import LONGEST, Agreement, allowed
-from scaffpd.deploy.board import BEGIN, DONE, LOST, NEWS, Abandoned, Mailbox, read_news
+from scaffpd.deploy.board import BEGIN, DONE, LEAVE, LOST, NEWS, Abandoned, Mailbox, read_news
+from scaffpd.deploy.ledger import TableLedger
 from scaffpd.deploy.messages import REFUSED, Message, decode, encode, plain
 from scaffpd.deploy.program import RunStates, take_part
-from scaffpd.deploy.records import LEFT, SiloRecords
+from scaffpd.deploy.records import LEFT, Known, SiloRecords
 from scaffpd.deploy.refusals import (
     AWAITED,
     CANNOT,
@@ -25,6 +26,7 @@ from scaffpd.deploy.refusals import (
     PUBLIC,
     SENTENCES,
     UNUSABLE,
+    WAITS,
     answered,
 )
 from scaffpd.deploy.rows import SiloRows
@@ -41,6 +43,7 @@ log = logging.getLogger("scaffpd.silo")
 CARD = "card"
 READY = "ready"
 PATIENCE = 20.0  # seconds after which a silo that computes says so
+DESERTED = 3600.0  # seconds without a post of others, after which the rows are free for other runs
 HEADER = LONGEST + 2**12  # bytes of a question's values: an agreement, and states of a run
 NOT_TOLD = SENTENCES[CANNOT]
 MODEL = "model.safetensors"
@@ -55,6 +58,7 @@ class Silo:
         self.records = SiloRecords(file.records)
         self._mailbox: Mailbox | None = None
         self._epoch = ""
+        self._run_name = ""
         self._lock = threading.Lock()
 
     @classmethod
@@ -75,7 +79,7 @@ class Silo:
                 return encode(self._answer(decode(question, header=HEADER)))
         except InputError as error:
             log.warning("refused (%s): %s", error.code, plain(error))
-            about = answered(error) | {"waits": error.code == AWAITED}
+            about = answered(error) | {"waits": error.code in WAITS}
         except Exception:
             log.exception("a question failed")
             about = {"code": CANNOT, "sentence": NOT_TOLD}
@@ -88,6 +92,10 @@ class Silo:
         if asked.kind == BEGIN and isinstance(states, list):
             self._begin(asked, states)
             return Message(READY)
+        if asked.kind == LEAVE:
+            if self._mailbox is not None and asked.values.get("epoch") == self._epoch:
+                self._mailbox.close()
+            return Message(DONE)
         if asked.kind != NEWS:
             raise InputError("question-unknown", "This silo does not know this message.")
         mailbox = self._mailbox
@@ -104,19 +112,37 @@ class Silo:
         run = agreement.digest.hex()
         agreement.check(self.file, self.identity.card)
         known = self.records.known()
+        terms = self._allowed(agreement, known, bool(agreement.with_others(known.begun)))
+        if run == self._run_name:
+            self.close()
+        ledger = TableLedger(self.file.ledger)
         try:
-            allowed(self.file, known.granted.get(run), bool(agreement.with_others(known.begun)))
+            ledger.take(self.records.ledger())
+        except InputError as error:
+            raise _public(error) from None
+        try:
+            if not agreement.values["noise"] and ledger.others(self.identity.card.fingerprint):
+                self._allowed(agreement, known, others=True)
+            self.records.begin(run, agreement.values, self.file.limits.runs, ledger.link)
+            self._run_name = run
+            self._epoch = str(asked.values.get("epoch"))
+            self._mailbox = Mailbox(DESERTED)
+            hold = partial(self._hold, ledger, self._mailbox, agreement, terms, states)
+            self._mailbox.start(hold)
+        except BaseException:
+            ledger.leave()
+            raise
+
+    def _allowed(self, agreement: Agreement, known: Known, others: bool) -> FederationTerms:
+        """Return the terms that the operator has agreed to, with own code; else note the wish."""
+        run = agreement.digest.hex()
+        try:
+            allowed(self.file, known.granted.get(run), others)
         except InputError as error:
             if error.code == AWAITED:
                 self.records.ask(run, agreement.values)
             raise
-        terms = agreement.settled(self.file)  # code that the operator has agreed to, if any
-        self.records.begin(run, agreement.values, self.file.limits.runs)
-        if self._mailbox is not None:
-            self._mailbox.close()
-        self._epoch = str(asked.values.get("epoch"))
-        self._mailbox = Mailbox()
-        self._mailbox.start(partial(self._run, self._mailbox, agreement, terms, states))
+        return agreement.settled(self.file)
 
     def _read(self, document: object) -> Agreement:
         """Read an agreement; almost whatever is wrong with it has one code."""
@@ -127,13 +153,39 @@ class Silo:
                 raise
             raise InputError(UNUSABLE, str(error)) from None  # the sentence is for the log
 
+    def close(self) -> None:
+        """End the epoch under way, and wait until it has ended; its rows are free then."""
+        if self._mailbox is not None:
+            self._mailbox.close(PATIENCE)
+
+    def _hold(
+        self,
+        ledger: TableLedger,
+        mailbox: Mailbox,
+        agreement: Agreement,
+        terms: FederationTerms,
+        states: list[Any],
+    ) -> None:
+        """Run the agreement, and note what has left, while no other run is over these rows."""
+        run = agreement.digest.hex()
+        with ledger:
+            session = Session(mailbox, agreement.cards, agreement.digest, self.name, self.identity)
+            try:
+                self._run(session, agreement, terms, states, ledger)
+            finally:
+                self.records.note(LEFT, run, posts=session.sent, ledger=ledger.link)
+
     def _run(
-        self, mailbox: Mailbox, agreement: Agreement, terms: FederationTerms, states: list[Any]
+        self,
+        session: Session,
+        agreement: Agreement,
+        terms: FederationTerms,
+        states: list[Any],
+        ledger: TableLedger,
     ) -> None:
         """Run the agreement; write the model once everybody has confirmed."""
-        session = Session(mailbox, agreement.cards, agreement.digest, self.name, self.identity)
         try:
-            rows = SiloRows(self.file, agreement, terms)
+            rows = SiloRows(self.file, agreement, terms, ledger)
             session.before = rows.written_down
             if terms.privacy is None:  # with noise, a repeat is another release
                 session.journal = rows.journal()
@@ -142,12 +194,14 @@ class Silo:
         except Abandoned:
             raise
         except InputError as error:
-            log.error("%s", error)
-            if isinstance(error, Tampered | ClippedSum) or error.code in PUBLIC:
-                raise
-            raise InputError("silo-cannot", NOT_TOLD) from None
+            raise _public(error) from None
         except BaseException:  # the operator's own code may even exit
             log.exception("the run failed")  # the details may contain data and stay here
-            raise InputError("silo-cannot", NOT_TOLD) from None
-        finally:
-            self.records.note(LEFT, agreement.digest.hex(), posts=session.sent)
+            raise InputError(CANNOT, NOT_TOLD) from None
+
+
+def _public(error: InputError) -> InputError:
+    """Return the error as others get it; the log has it whole."""
+    log.error("%s", error)
+    public = isinstance(error, Tampered | ClippedSum) or error.code in PUBLIC
+    return error if public else InputError(CANNOT, NOT_TOLD)

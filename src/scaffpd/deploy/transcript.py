@@ -21,7 +21,7 @@ import hashlib
 import json
 from base64 import b64decode, b64encode
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
@@ -59,35 +59,54 @@ class Link(Protocol):
         """Post `own` at a step, and return the posts of the first silo or of all by name."""
 
 
+class Weightings:
+    """Weightings with which the vectors of a point were summed, and objectives they follow from.
+
+    Args:
+        known: places, and weightings there, of this run and others.
+        objective: of this run.
+    """
+
+    def __init__(self, known: Iterable[tuple[str, str]] = (), objective: str = "") -> None:
+        self.new: list[tuple[str, str]] = []  # not written down yet
+        self._objective = hashlib.sha256(objective.encode()).hexdigest()
+        self._found: defaultdict[str, set[str]] = defaultdict(set)
+        for place, found in known:
+            self._found[place].add(found)
+
+    @property
+    def objectives(self) -> int:
+        """How many objectives there are, this run's included."""
+        return len(self._found[OBJECTIVE] | {self._objective})
+
+    def count(self, point: str, weighting: bytes) -> int:
+        """Note a weighting at a point, and return how many there are."""
+        own = hashlib.sha256(weighting).hexdigest()
+        for place, found in ((point, own), (OBJECTIVE, self._objective)):
+            if found not in self._found[place]:
+                self._found[place].add(found)
+                self.new.append((place, found))
+        return len(self._found[point])
+
+
 class Journal:
     """What a silo was asked in a run, over all epochs: proposals by their place, and weightings.
 
     Args:
         file: where proposals are written before a post leaves; by default nowhere.
-        weightings: the same of weightings, in all runs of the silo.
-        about: names training rows and members: others have weightings of their own.
-        objective: names all rows and members, and says from what weights follow.
+        weightings: of the rows.
     """
 
-    def __init__(
-        self,
-        file: Path | None = None,
-        weightings: Path | None = None,
-        about: str = "",
-        objective: tuple[str, str] = ("", ""),
-    ) -> None:
-        self._lines = [None if one is None else JsonLines(one) for one in (file, weightings)]
-        self._about = about
-        self._objective = objective
+    def __init__(self, file: Path | None = None, weightings: Weightings | None = None) -> None:
+        self._lines = None if file is None else JsonLines(file)
+        self.weightings = Weightings() if weightings is None else weightings
         self._hashes: dict[str, str] = {}
         self._bodies: dict[str, str] = {}
-        self._weightings: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
-        self._new: tuple[list[list[str]], list[list[str]]] = [], []
+        self._new: list[list[str]] = []
         self.begin()
-        for lines, note in zip(self._lines, (self._note, self._note_weighting), strict=True):
-            for entries in () if lines is None else lines.read():
-                for entry in entries:
-                    note(*entry)
+        for entries in () if self._lines is None else self._lines.read():
+            for entry in entries:
+                self._note(*entry)
 
     def begin(self) -> None:
         """Begin an epoch."""
@@ -127,38 +146,18 @@ class Journal:
             )
         if key not in self._hashes:
             again = b64encode(body).decode() if own and len(body) <= SMALL else ""
-            self._new[0].append([key, found, again])
+            self._new.append([key, found, again])
             self._note(key, found, again)
-
-    @property
-    def objectives(self) -> int:
-        """How many objectives these rows were summed with, this one included."""
-        rows, own = self._objective
-        return len(self._weightings[rows, OBJECTIVE] | {own})
-
-    def weighted(self, point: str, weighting: bytes) -> int:
-        """Note a weighting at a point, and return how many there are."""
-        rows, objective = self._objective
-        own = hashlib.sha256(weighting).hexdigest()
-        for whose, place, found in ((self._about, point, own), (rows, OBJECTIVE, objective)):
-            if found not in self._weightings[whose, place]:
-                self._new[1].append([whose, place, found])
-                self._note_weighting(whose, place, found)
-        return len(self._weightings[self._about, point])
 
     def write(self) -> None:
         """Write down what is new."""
-        for lines, new in zip(self._lines, self._new, strict=True):
-            if new and lines is not None:
-                lines.append(new)
-            new.clear()
+        if self._new and self._lines is not None:
+            self._lines.append(self._new)
+        self._new.clear()
 
     def _note(self, name: str, found: str, body: str) -> None:
         self._hashes[name] = found
         self._bodies |= {name: body} if body else {}
-
-    def _note_weighting(self, whose: str, place: str, found: str) -> None:
-        self._weightings[whose, place].add(found)
 
 
 @dataclass(eq=False)

@@ -18,8 +18,8 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 
 from scaffpd.algorithms import fair
 from scaffpd.algorithms.base import Algorithm
+from scaffpd.data.curves import plainly
 from scaffpd.data.silos import is_missing, standardiser
-from scaffpd.data.tabular.clients import plainly
 from scaffpd.errors import InputError, count, positive, real
 from scaffpd.models import Linear, Personal
 from scaffpd.models.linear import AUTO, nearly_free

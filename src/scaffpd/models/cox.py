@@ -26,7 +26,7 @@ from scaffpd.federation.modes import ModesAt
 from scaffpd.models.arrays import Array
 from scaffpd.models.baseline import concordance
 from scaffpd.models.modes import ClientModes, ManyRows
-from scaffpd.models.newton import Anchor
+from scaffpd.models.newton import HALVINGS, NEWTON, Anchor
 from scaffpd.models.numerics import LEAST, SAFE, UNIT, gamma, norm_above
 from scaffpd.models.oracle import StackedDisplacements, shift, step_sizes, stepped
 from scaffpd.models.point import CLIENTS, Ridge
@@ -37,8 +37,6 @@ from scaffpd.models.weighted_loss import row_weights
 COX = "cox"
 HAZARD = "hazard"  # discrete time (`periods.py`)
 TIMES = (COX, HAZARD)  # losses of times to an event
-NEWTON = 60
-HALVINGS = 40
 NEAR = 1e-9  # decrease of a Newton step, relative to the value, below which it is taken as it is
 
 

@@ -13,10 +13,14 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache
+from importlib.util import find_spec
 from typing import TypeVar
 
 import torch
 from torch import Tensor
+
+from scaffpd.errors import needed
+from scaffpd.machine import cores
 
 Item = TypeVar("Item")
 Job = TypeVar("Job")
@@ -160,11 +164,23 @@ class GraphReplay:
 
 
 def pooled(work: Callable[[Job], Answer], jobs: Sequence[Job], processes: int) -> Iterator[Answer]:
-    """Yield what becomes of the jobs, in order, from so many processes of one thread each."""
-    import joblib  # which training does without
+    """Yield what becomes of the jobs, in order, from so many processes of one thread each.
 
-    pool = joblib.Parallel(n_jobs=min(processes, len(jobs)) or 1, return_as="generator")
+    Processes need joblib, which sends them classes of notebooks and of scripts as well; one
+    process needs nothing.
+    """
+    workers = min(processes, len(jobs))
+    if workers < 2:
+        yield from (_on_one_thread(work, job) for job in jobs)
+        return
+    joblib = needed("joblib", "joblib", "sklearn")
+    pool = joblib.Parallel(n_jobs=workers, return_as="generator")
     yield from pool(joblib.delayed(_on_one_thread)(work, job) for job in jobs)
+
+
+def processes_at_a_time() -> int:
+    """Return how many processes `pooled` takes unless it is said: one per core, if it can."""
+    return cores() if find_spec("joblib") else 1
 
 
 def _on_one_thread(work: Callable[[Job], Answer], job: Job) -> Answer:

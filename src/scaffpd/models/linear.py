@@ -24,9 +24,9 @@ from scaffpd.models.quadratic import QuadraticOracle
 from scaffpd.models.risk_sets import EFRON, TIES
 from scaffpd.models.samples import Ragged, StackedSamples
 from scaffpd.models.weighted_loss import Weighted
+from scaffpd.numbers import AUTO as AUTO
 
 DTYPES = (torch.float32, torch.float64)
-AUTO = "auto"  # strengths that the data set
 FLAT = 1e-6  # ridge of an intercept: it changes nothing, and the certificate needs one everywhere
 
 

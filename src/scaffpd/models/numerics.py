@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from scaffpd.objectives.base import UNDERFLOW
+
 # Infinite numbers pass, as they do in torch.
 quiet = np.errstate(over="ignore", invalid="ignore")
 
@@ -17,8 +19,6 @@ UNIT = 2.0**-53
 SINGLE = 2.0**-24
 # Absolute error of an operation that underflows.
 LEAST = 2.0**-1022
-# A number whose square underflows.
-UNDERFLOW = 1.5e-154
 # Bounds on rounding are rounded themselves.
 SAFE = 1.01
 

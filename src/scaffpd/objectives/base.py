@@ -33,6 +33,7 @@ Matrix = NDArray[np.float64]
 Scale = float | Vector  # one σ, or one for each client
 
 EPSILON = float(np.finfo(np.float64).eps)  # twice the relative error of one operation
+UNDERFLOW = 1.5e-154  # a number whose square underflows
 LEAST = 1e-300  # more than all underflows of a sum of fewer than 10^7 terms together
 DEPENDENT = 1e-12  # normals with a smaller remainder are linearly dependent, but for rounding
 

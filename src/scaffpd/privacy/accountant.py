@@ -80,6 +80,7 @@ class Account:
         wider: another account of the same releases, with a budget of its own: what either cannot
             afford, neither counts.
         entries: everything that was answered, by its mark.
+        counted: the same in the order in which it was counted.
     """
 
     names: Sequence[str]
@@ -87,6 +88,7 @@ class Account:
     budget: float | None
     wider: Account | None = None
     entries: dict[bytes, ReleaseEntry] = field(default_factory=dict, init=False)
+    counted: list[ReleaseEntry] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self.sums: Vector = np.zeros(len(self.names))  # Σ 1/z² of every client
@@ -102,7 +104,7 @@ class Account:
         for account in accounts:
             account._afford(entries)
         for account in accounts:
-            account._count(entries)
+            account.count(entries)
 
     def _after(self, entries: Sequence[ReleaseEntry]) -> Vector:
         """Return Σ 1/z² of every client with the new ones among the entries."""
@@ -128,10 +130,12 @@ class Account:
                 "answer.",
             )
 
-    def _count(self, entries: Sequence[ReleaseEntry]) -> None:
+    def count(self, entries: Sequence[ReleaseEntry]) -> None:
+        """Count what is new among the entries, whatever the budget: it was released before."""
         self.sums = self._after(entries)
         new = [entry for entry in entries if entry.times > self._known(entry.mark)]
         self.entries |= {entry.mark: entry for entry in new}
+        self.counted += new
 
     def _known(self, mark: bytes) -> int:
         return self.entries[mark].times if mark in self.entries else 0
@@ -156,4 +160,4 @@ class Account:
         """Add what an earlier part of the run has released; what both have answered counts once."""
         columns = [arrays[f"privacy.{name}"] for name in ("clients", "marks", "noise", "times")]
         rows = zip(*columns, strict=True)
-        self._count([ReleaseEntry(int(i), m.tobytes(), float(z), int(n)) for i, m, z, n in rows])
+        self.count([ReleaseEntry(int(i), m.tobytes(), float(z), int(n)) for i, m, z, n in rows])

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from scaffpd.algorithms import Fair
 from scaffpd.algorithms.evidence import INTERCEPT
+from scaffpd.data.curves import plainly
 from scaffpd.data.hospitals import heart_disease
 from scaffpd.data.tabular.agree import Schema, encoded_features, features
-from scaffpd.data.tabular.clients import Clients, plainly, read_clients
+from scaffpd.data.tabular.clients import Clients, read_clients
 from scaffpd.data.tabular.columns import CATEGORY, NUMBER
 from scaffpd.data.tabular.encode import fills
 from scaffpd.data.tabular.settings import (

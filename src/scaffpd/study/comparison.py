@@ -34,8 +34,7 @@ from scaffpd.data.silos import Client, Silos, carve
 from scaffpd.errors import InputError, count
 from scaffpd.federation import ClientScores, Federation, Traffic
 from scaffpd.files import csv_text, write_file
-from scaffpd.machine import cores
-from scaffpd.models.execution import pooled
+from scaffpd.models.execution import pooled, processes_at_a_time
 from scaffpd.numbers import several
 from scaffpd.training.cohort import Cohort, ModelSpec
 from scaffpd.training.loop import Status, train
@@ -402,8 +401,8 @@ def compare(
         rounds: communication rounds of every run.
         tune: configurations that every method may try (see `scaffpd.study.comparison`); 1
             takes the automatic rates.
-        processes: how many runs at a time; by default one per core, and one on a GPU. The numbers
-            are the same.
+        processes: how many runs at a time; by default one per core, where joblib is installed (the
+            extra sklearn), and one on a GPU. The numbers are the same.
         progress: show a progress bar; by default where standard error is a terminal.
         strengths: whether the budget may also go to how fair a method is: ρ of its objective, q, θ,
             μ. Otherwise they stay as given.
@@ -424,7 +423,7 @@ def compare(
         label: method.choice(cohort) if isinstance(method, Fair) else method
         for label, method in methods.items()
     }
-    workers = processes or (cores() if problem.device == "cpu" else 1)
+    workers = processes or (processes_at_a_time() if problem.device == "cpu" else 1)
     grids = {label: grid(method, tune, strengths) for label, method in contestants.items()}
     pairs = [(label, seed) for seed in seeds for label in grids]
     chooser = {seed: seeds[0] if one_choice else seed for seed in seeds}

@@ -12,15 +12,16 @@ from numpy.typing import NDArray
 
 from scaffpd.data.curves import (
     LEAST_CLIENTS,
+    Counting,
     Feature,
     Limits,
     curve,
+    plainly,
     thresholds,
     with_steps,
 )
 from scaffpd.data.pairs import Indicators
 from scaffpd.data.silos import standardiser
-from scaffpd.data.tabular.clients import Counting, plainly
 from scaffpd.errors import InputError, count
 from scaffpd.models import Linear
 from scaffpd.models.arrays import read_features

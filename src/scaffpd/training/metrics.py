@@ -21,7 +21,7 @@ from scipy.special import stdtr, stdtrit
 from scaffpd.federation import ClientScores, Vector
 
 CONFIDENCE = 0.95
-NEGLIGIBLE = 5e-4
+NEGLIGIBLE = 5e-4  # 0.05 points of accuracy, or this share of an error
 SMALL = 0.1, 0.5  # a difference that hardly matters; one about which an interval says nothing
 YES = "yes"
 NO = "no"

@@ -6,6 +6,7 @@ The search fits an additive model by evidence, and makes one pass of sums over i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +14,12 @@ from numpy.typing import NDArray
 from scaffpd.algorithms.evidence import Strengths
 from scaffpd.data.pairs import ChosenPair, Indicators, Places, chosen_pairs, pair_sums
 from scaffpd.data.tabular.agree import Column, ColumnPair, Schema
-from scaffpd.data.tabular.clients import Clients
 from scaffpd.data.tabular.columns import CATEGORY
 from scaffpd.models import Linear, Personal
 from scaffpd.training.cohort import Cohort, Pair
+
+if TYPE_CHECKING:
+    from scaffpd.data.tabular.clients import Clients
 
 MOST_INDICATORS = 1500  # beyond which no pairs are looked for: sums are of their squares
 

@@ -1,135 +1,66 @@
 """What clients agree on: a schema of columns, and one scale out of many sums.
 
-A schema is plain JSON. One that was written elsewhere is checked once, where it is read.
+A schema is plain JSON. One that was written elsewhere is checked once, where it is read
+(`scaffpd.data.tabular.schemas`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from itertools import pairwise
 from math import prod
-from typing import Annotated, Literal, NotRequired, TypeVar
+from typing import Literal, NotRequired, TypedDict
 
 import numpy as np
-from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
-from pydantic_core import PydanticCustomError
-from typing_extensions import TypedDict  # pydantic wants its own before Python 3.12
 
-from scaffpd.data.curves import MOST, Feature, Limits, Total, curve, thresholds
+from scaffpd.data.curves import Feature, Limits, Total, curve, thresholds
 from scaffpd.data.silos import unless_constant
 from scaffpd.data.tabular.columns import CATEGORY, NUMBER, Matrix
 from scaffpd.errors import InputError
 
-MOST_COLUMNS = 100_000
 MOST_CATEGORIES = 10_000
-MOST_LABELS = 100_000
-MOST_FEATURES = 2**31
 LONGEST = 500  # characters of a name
 LARGEST = 2**53  # whole numbers up to here survive JSON
-HUGE = 1e150  # of bounds of columns: their squares are numbers
 REST = "*"  # the columns that no range names
-
-T = TypeVar("T")
-
-
-def _need(fits: Callable[[T], bool], words: str) -> AfterValidator:
-    def check(value: T) -> T:
-        if not fits(value):
-            raise PydanticCustomError("rule", words)
-        return value
-
-    return AfterValidator(check)
-
-
-def _different(values: list[int] | list[str]) -> bool:
-    return len(set(values)) == len(values)
-
-
-def _names_differ(columns: list[Column]) -> bool:
-    return len({column["name"] for column in columns}) == len(columns)
-
-
-def _rises(values: list[float]) -> bool:
-    return all(less < more for less, more in pairwise(values))
-
-
-def _fits(shape: list[int]) -> bool:
-    return prod(shape) <= MOST_FEATURES
-
-
-TWICE = "something is named twice"
-Count = Annotated[int, Field(ge=1, le=LARGEST)]
-WholeLabel = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
-Name = Annotated[str, Field(min_length=1, max_length=LONGEST)]
-Labels = Annotated[
-    list[WholeLabel] | list[Name], Field(max_length=MOST_LABELS), _need(_different, TWICE)
-]
-Shape = Annotated[
-    list[Count],
-    Field(min_length=1, max_length=8),
-    _need(_fits, "there are too many features"),
-]
-Bound = Annotated[float, Field(gt=-HUGE, lt=HUGE)]
-RISING = _need(_rises, "it does not go from less to more")
-Span = Annotated[list[Bound], Field(min_length=2, max_length=2), RISING]
-Steps = Annotated[list[Bound], Field(min_length=1, max_length=MOST), RISING]
 
 
 class NumberColumn(TypedDict):
     """A column of numbers."""
 
-    name: Name
+    name: str
     kind: Literal["number"]
-    range: NotRequired[Span]  # declared in the schema
-    steps: NotRequired[Steps]  # thresholds of its curve, agreed in the schema
+    range: NotRequired[list[float]]  # declared in the schema
+    steps: NotRequired[list[float]]  # thresholds of its curve, agreed in the schema
 
 
 class CategoryColumn(TypedDict):
     """A column of categories."""
 
-    name: Name
+    name: str
     kind: Literal["category"]
-    categories: Annotated[list[Name], Field(max_length=MOST_CATEGORIES), _need(_different, TWICE)]
+    categories: list[str]
     other: bool  # whether there are categories that are not named
 
 
 Column = NumberColumn | CategoryColumn
-AnyColumn = Annotated[Column, Field(discriminator="kind")]
 
 
 class ColumnPair(TypedDict):
     """Two columns with the steps or categories whose products are encoded."""
 
-    left: AnyColumn
-    right: AnyColumn
+    left: Column
+    right: Column
 
 
 class Schema(TypedDict):
     """What all silos follow; parts that a task does not have are empty."""
 
     task: Literal["classification", "regression"]
-    labels: Labels
-    columns: Annotated[list[AnyColumn], Field(max_length=MOST_COLUMNS), _need(_names_differ, TWICE)]
-    shape: Shape | None
+    labels: list[int] | list[str]
+    columns: list[Column]
+    shape: list[int] | None
     declared: NotRequired[bool]  # whether columns are scaled by declared ranges
-    range: NotRequired[Span]  # of all features that have a shape
+    range: NotRequired[list[float]]  # of all features that have a shape
     pairs: NotRequired[list[ColumnPair]]
-
-
-SCHEMA = TypeAdapter(Schema)
-
-
-def checked_schema(given: object) -> Schema:
-    """Return a schema that was written elsewhere, or refuse it."""
-    try:
-        return SCHEMA.validate_python(given, strict=True)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        words = "".join(filter(str.isprintable, first["msg"]))[:200]
-        raise InputError(
-            "agreement-unusable", f"The agreement cannot be used: {place}: {words}."
-        ) from None
 
 
 def width(schema: Schema) -> int:

@@ -7,7 +7,7 @@ clients, and no step looks at the pooled rows.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scaffpd.data.curves import MOST, Limits, Total, counted
+from scaffpd.data.curves import MOST, Counting, plainly
 from scaffpd.data.tabular import encode
 from scaffpd.data.tabular.agree import (
     Column,
@@ -56,17 +56,8 @@ NAMED = re.compile(
 )
 MOST_GROUPS = 50  # values of a column that rows are scored by
 PART = "(part)"  # the column that tells rows of a test file from the others
-# names of clients and their sorted numbers ↦ how to count them together, and the limits for that
-Counting = Callable[[Sequence[str], Sequence[Sequence[Matrix]]], tuple[Total, Limits | None]]
 MISSING = "(missing)"  # the group of rows without a value
 _ROLE = {CLASSIFICATION: "label"}
-
-
-def plainly(
-    names: Sequence[str], columns: Sequence[Sequence[Matrix]]
-) -> tuple[Total, Limits | None]:
-    """Return how to add up what clients count, as it is."""
-    return lambda edges: np.sum([counted(own, edges) for own in columns], axis=0), None
 
 
 @dataclass(frozen=True)

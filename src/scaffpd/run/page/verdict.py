@@ -9,9 +9,8 @@ from scaffpd.objectives import OBJECTIVES
 from scaffpd.run.page.tables import FEW, uncertain
 from scaffpd.run.record import Overall, PrivacyRecord, RunRecord
 from scaffpd.study.gains import ALONE, CONSTANT
-from scaffpd.training.metrics import NO, NOISE, YES
+from scaffpd.training.metrics import NEGLIGIBLE, NO, NOISE, YES
 
-NEGLIGIBLE = 0.0005  # 0.05 points of accuracy, or this share of an error
 QUESTIONS = {
     "do": "What to do?",
     "who": "Who gains?",

@@ -19,16 +19,14 @@ from scaffpd.data.tabular.agree import (
     LARGEST,
     LONGEST,
     MOST_CATEGORIES,
-    MOST_COLUMNS,
-    MOST_FEATURES,
     REST,
     Column,
     Schema,
-    checked_schema,
     encoded_features,
     width,
 )
 from scaffpd.data.tabular.columns import CATEGORY, NUMBER
+from scaffpd.data.tabular.schemas import MOST_COLUMNS, MOST_FEATURES, checked_schema
 from scaffpd.data.tabular.settings import CLASSIFICATION, CURVES, REGRESSION
 from scaffpd.errors import InputError, unknown
 from scaffpd.fields import Json, Needs, SettingsTable, read_toml, validated

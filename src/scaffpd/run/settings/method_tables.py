@@ -157,7 +157,7 @@ def found_classes(names: Mapping[str, str], lists: Lists, folder: Path) -> dict[
     """Import the classes of these names, which a file in a folder of this machine lists; return
     them by their bases.
     """
-    found = {}
+    found: dict[type, type] = {}
     for what, name in names.items():
         own = entries(lists)[what]
         if name not in own:

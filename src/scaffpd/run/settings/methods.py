@@ -59,7 +59,7 @@ def class_of(base: type, kind: object, what: str, folder: Path) -> Any:
     return _checked(base, kind, _imported(kind, folder))
 
 
-def own_class(base: type, entry: str, folder: Path) -> Any:
+def own_class(base: type[Made], entry: str, folder: Path) -> type[Made]:
     """Return the class of an entry that a file of this machine names, searched in `folder` first.
 
     Several silos of one process may each have a module of the same name.
@@ -69,7 +69,7 @@ def own_class(base: type, entry: str, folder: Path) -> Any:
         return _checked(base, entry, _named(folder, entry))
 
 
-def _checked(base: type, kind: str, found: object) -> Any:
+def _checked(base: type[Made], kind: str, found: object) -> type[Made]:
     if isinstance(found, type) and issubclass(found, base):
         return found
     word = base.__name__.lower()

@@ -7,16 +7,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, FiniteFloat, TypeAdapter
+from pydantic import BaseModel, Field, FiniteFloat
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as save_tensors
-from typing_extensions import TypedDict  # pydantic wants its own before Python 3.12
 
 from scaffpd.data.tabular.agree import Schema, width
+from scaffpd.data.tabular.schemas import CheckedSchema
 from scaffpd.errors import InputError, unknown
 from scaffpd.federation import Vector
 from scaffpd.fields import Json
@@ -28,17 +28,14 @@ Answer = str | int | float  # a label or a number
 Array = NDArray[Any]  # of parameters in the model's own format, or of labels
 
 
-class AgreementValues(TypedDict):
+class AgreementValues(BaseModel):
     """JSON values of an agreement."""
 
     model: Json
-    schema: Schema
+    columns: Annotated[CheckedSchema, Field(alias="schema")]
     mean: list[FiniteFloat]
     deviation: list[Annotated[FiniteFloat, Field(gt=0)]]
-    privacy: NotRequired[Json]
-
-
-AGREEMENT = TypeAdapter(AgreementValues)
+    privacy: Json = {}
 
 
 @dataclass(frozen=True)
@@ -61,7 +58,8 @@ class Setup:
     @classmethod
     def of(cls, values: object) -> Setup:
         """Read what `values` returned."""
-        read: Any = AGREEMENT.validate_python(values, strict=True)
+        checked = AgreementValues.model_validate(values, strict=True)
+        read: Any = checked.model_dump(exclude_unset=True, by_alias=True)
         scale = {name: np.array(read[name], dtype=np.float64) for name in ("mean", "deviation")}
         schema: Schema = read["schema"]
         sides = [side for pair in schema.get("pairs", ()) for side in (pair["left"], pair["right"])]

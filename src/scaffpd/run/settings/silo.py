@@ -39,6 +39,8 @@ class SiloData(SettingsTable):
     decimal: Annotated[str, key.one_of(DECIMALS)] | None = None  # of CSV; else detected
     missing: key.Codes = ()  # values that mean missing
     test: key.Share = 0.2  # the share of rows held out, by a keyed hash of their content
+    # the folder of the lock and the ledger of these rows; `None`: beside the table, or the entry's
+    ledger: key.FileName | None = None
 
     @model_validator(mode="after")
     def _keys_go_together(self, info: ValidationInfo[Path]) -> Self:
@@ -135,14 +137,17 @@ class SiloFile(SettingsTable):
         return self.folder / "identity.key"
 
     @property
-    def spent(self) -> Path:
-        """All releases under differential privacy so far."""
-        return self.folder / "privacy-spent.npz"
+    def ledger(self) -> Path:
+        """The folder of the lock and the ledger of the rows, which all their silos share.
 
-    @property
-    def weightings(self) -> Path:
-        """Weightings of its rows that were summed, over all runs."""
-        return self.folder / "weightings.jsonl"
+        It belongs to the table, by whatever path a silo.toml names it.
+        """
+        if self.data.ledger is not None:
+            return self.data.ledger.resolve()
+        if self.data.file is None:
+            return self.folder.resolve() / "ledger"
+        table = self.data.file.resolve()
+        return table.with_name(f".{table.name}.scaffpd")
 
     def run(self, digest: str) -> Path:
         """The folder of a run under an agreement."""

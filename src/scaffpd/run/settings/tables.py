@@ -9,8 +9,8 @@ from pydantic_core import PydanticCustomError
 
 import scaffpd.fields as key
 from scaffpd.fields import Needs, SettingsTable
+from scaffpd.numbers import AUTO as AUTO
 
-AUTO = "auto"
 HOSPITALS = "hospitals"
 COUNTED = ("alike", "rows")
 LARGEST = 1e12  # of a strength
