@@ -148,7 +148,7 @@ def test_four_silos_have_the_cohorts_curves_pairs_strengths_and_model(tmp_path, 
         ]
         right = np.mean([row["target"] == row["predicted"] for row in held])
         own = cohort.evaluate(wanted.x, "test")
-        assert right == pytest.approx(own.accuracy[list(places).index(name)], abs=1e-12)
+        assert right == pytest.approx(own.score[list(places).index(name)], abs=1e-12)
 
 
 PRIVATE = "[privacy]\nepsilon = 8.0\n"

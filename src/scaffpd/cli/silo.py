@@ -227,7 +227,7 @@ def predict(
     x, setup = read_model(model)
     settings = _settings(file)
     secret = load_or_create(settings.identity)
-    data = Dataset.read(settings, secret, Wanted.of(setup.schema))
+    data = Dataset.read(settings, secret, Wanted.of(setup.schema, setup.task))
     write_predictions(out, {**predicted(data, x, setup)})
 
 

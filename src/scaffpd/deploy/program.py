@@ -34,7 +34,7 @@ from scaffpd.training.history import Checkpoint
 from scaffpd.training.loop import Result, RoundInfo, train
 
 KEPT = 2  # states: a silo may be one round ahead of another
-SCORES = 6  # loss, accuracy and number of training and of held-out rows
+SCORES = 6  # loss, score and number of training and of held-out rows
 
 
 @dataclass(frozen=True)
@@ -160,16 +160,16 @@ def _scores(
         for place, split in enumerate(("train", "test")):
             if split == "train" or cohort.tested:
                 found = cohort.evaluate(result.x, split)
-                three = found.loss[0], found.accuracy[0], found.counts[0]
+                three = found.loss[0], found.score[0], found.counts[0]
                 own[3 * place : 3 * place + 3] = three
     table = session.clear("scores", own)
     scores = {}
     for place, split in enumerate(("train", "test")):
-        loss, accuracy, counts = table[:, 3 * place : 3 * place + 3].T
+        loss, score, counts = table[:, 3 * place : 3 * place + 3].T
         if counts.any():
             there = np.where(counts > 0, 1.0, np.nan)
             scores[split] = ClientScores(
-                session.names, loss * there, accuracy * there, counts.astype(np.int64)
+                session.names, loss * there, score * there, counts.astype(np.int64)
             )
     return scores
 

@@ -21,7 +21,6 @@ from scaffpd.deploy.transcript import Journal
 from scaffpd.errors import InputError
 from scaffpd.files import JsonLines, load_or_create, make_folder
 from scaffpd.models import Linear, Personal
-from scaffpd.models.cox import COX
 from scaffpd.privacy import Private
 from scaffpd.privacy.accountant import Account, ReleaseEntry
 from scaffpd.privacy.counts import CountNoise, PrivateCounts
@@ -59,9 +58,7 @@ class SiloRows:
         self._secret = load_or_create(file.identity)
         self._fresh = secret_bytes(None)  # noise is drawn from it, and it never touches a disk
         self._counted = JsonLines(self.folder / "counts.jsonl")
-        self.data = Dataset.read(
-            file, self._secret, Wanted.of(terms.encoding(), terms.model.kind == COX)
-        )
+        self.data = Dataset.read(file, self._secret, Wanted.of(terms.encoding(), terms.task))
         self.data.check(file.limits)
         self.ledger = PrivacyLedger(file.spent, agreement.digest.hex(), file.limits.epsilon)
         self.account: Account | None = None

@@ -175,7 +175,7 @@ class ClientSide(Protocol):
         """Solve for the clients' own models, once for as long as the question is in use."""
 
     def scores(self, x: Tensor, split: str) -> tuple[Vector, Vector, NDArray[np.int64]]:
-        """Return loss, accuracy and number of samples on the "train" or "test" rows."""
+        """Return loss, score and number of samples on the "train" or "test" rows."""
 
 
 SPLITS = ("train", "test")
@@ -417,19 +417,19 @@ class Diagonal(Question):
 
 @dataclass(frozen=True, eq=False)
 class Scores(Question):
-    """Loss, accuracy and number of samples on "train" or "test" rows, for the logs: not counted.
+    """Loss, score and number of samples on "train" or "test" rows, for the logs: not counted.
 
     Attributes:
-        accuracy: whether to compute the accuracy; else it is NaN. Silos reveal few of them.
+        score: whether to compute the score; else it is NaN. Silos reveal few of them.
     """
 
     kind = "evaluate"
-    scalars = ("loss", "accuracy", "count")
+    scalars = ("loss", "score", "count")
     sent = None
 
     x: Tensor
     split: str = "train"
-    accuracy: bool = True
+    score: bool = True
 
     def __post_init__(self) -> None:
         if self.split not in SPLITS:
@@ -438,7 +438,7 @@ class Scores(Question):
     def answer(self, clients: ClientSide) -> Reply:
         """Return three numbers per client."""
         loss, right, count = clients.scores(self.x, self.split)
-        parts = loss, right if self.accuracy else right * np.nan, count
+        parts = loss, right if self.score else right * np.nan, count
         found = [torch.from_numpy(np.asarray(part, dtype=np.float64)) for part in parts]
         pairs = zip(self.scalars, found, strict=True)
         return Reply({name: part.clone for name, part in pairs})
