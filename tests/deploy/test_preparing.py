@@ -81,7 +81,9 @@ def by_hand(path, places):
     rows = {}
     for name, place in places.items():
         own = SiloFile.read(place)
-        rows[name] = Dataset.read(own, load_or_create(own.identity), Wanted.of(file.encoding()))
+        rows[name] = Dataset.read(
+            own, load_or_create(own.identity), Wanted.of(file.encoding(), file.task)
+        )
 
     def scaled(schema):
         mean, deviation = scale_of(

@@ -169,7 +169,7 @@ class Preparing:
         model = modelled(setup.with_model(strength=None))
         assert isinstance(model, Linear)
         columns = indicators_of(sides)
-        outputs = 1 if model.loss == "logistic" else model.classes or 1
+        outputs = model.classes or 1
         size = 1 + sum(len(column.places) for column in columns)
         upper = np.triu_indices(size)
         own = np.zeros((2, outputs, len(upper[0])))

@@ -148,6 +148,11 @@ class Linear:
         return self.loss != COX
 
     @property
+    def uneven(self) -> bool:
+        """Whether the slope of a row's loss grows with its target, as for counts."""
+        return not self.timed and loss_named(self.loss).uneven
+
+    @property
     def beyond(self) -> tuple[str, ...]:
         """Names of the coefficients behind those of the features."""
         return (*("intercept",) * self.intercept, *(f"until {end:g}" for end in self.periods))

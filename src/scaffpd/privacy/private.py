@@ -130,7 +130,7 @@ class Private:
             )
         if isinstance(self.model, Linear) and not self.model.summed:
             refuse_noise()
-        if isinstance(self.model, Linear) and (self.model.weighted or self.model.loss == "poisson"):
+        if isinstance(self.model, Linear) and (self.model.weighted or self.model.uneven):
             raise InputError(
                 "private-rows-weighted",
                 "Private takes neither weighted rows nor counts: the slope of their loss depends "

@@ -34,24 +34,14 @@ class Measure:
     name: str  # in records, and of columns in CSV files
     upwards: bool = False  # whether more is better
     points: bool = False  # whether it is a share, read in percent
-    title: str = ""  # of axes; the name where it is left out
-    called: str = ""  # in sentences, likewise; nothing else is said of an accuracy
+    axis: str = "loss"
+    subject: str = "the loss of "  # what a sentence about clients begins with
     mean: str = "Typical error"  # how a mean over clients is introduced
 
     @property
     def sign(self) -> int:
         """1 where more is better, −1 where less is."""
         return 1 if self.upwards else -1
-
-    @property
-    def axis(self) -> str:
-        """Its name beside an axis."""
-        return self.title or self.name
-
-    @property
-    def subject(self) -> str:
-        """What a sentence about clients begins with, such as "the error of "."""
-        return "" if self.points else f"the {self.called or self.name} of "
 
     def written(self, value: float | None) -> str:
         """Write a value: percent of shares."""
@@ -245,7 +235,7 @@ class Task:
         self,
         l2: float | Sequence[float] | str,
         classes: int = 0,
-        intercept: bool = True,
+        intercept: bool | None = None,
         *,
         periods: Sequence[float] = (),
         groups: Sequence[str] | None = None,
@@ -257,7 +247,7 @@ class Task:
         return Linear(
             self.loss(classes, periods),
             l2,
-            intercept and not self.timed,
+            not self.timed if intercept is None else intercept,
             classes if classes > 2 else None,
             weighted,
             groups,

@@ -32,7 +32,7 @@ BINS = 10
 PER_BIN = 30
 Z = float(ndtri((1 + CONFIDENCE) / 2))
 Places = NDArray[np.int64]  # of labels
-ACCURACY = Measure("accuracy", upwards=True, points=True, mean="Right of 100 held-out rows")
+ACCURACY = Measure("accuracy", True, True, "accuracy", "", "Right of 100 held-out rows")
 Scores = dict[str, float | None]
 COLUMNS = {
     "accuracy": ScoreColumn("accuracy"),

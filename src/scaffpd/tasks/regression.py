@@ -6,7 +6,7 @@ from math import sqrt
 
 from scaffpd.tasks.base import Measure, ScoreColumn, TargetColumn, Task
 
-RMSE = Measure("rmse", title="error (RMSE)", called="error")
+RMSE = Measure("rmse", axis="error (RMSE)", subject="the error of ")
 NUMBERS = {
     "rmse": ScoreColumn("error (RMSE)", "unit"),
     "mae": ScoreColumn("mean |error|", "unit"),

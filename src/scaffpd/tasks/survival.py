@@ -33,7 +33,9 @@ Array = NDArray[np.float64]
 POINTS = 40  # of a curve
 MOST = 6  # clients with a curve
 THIRDS = ("low risk", "middle risk", "high risk")
-CONCORDANCE = Measure("concordance", upwards=True, mean="Concordance")
+CONCORDANCE = Measure(
+    "concordance", True, axis="concordance", subject="the concordance of ", mean="Concordance"
+)
 COX = (
     "Cox's model: risk sets and baselines within a client, Efron's ties. Losses count from that of "
     "a model that knows nothing, as partial likelihoods of clients cannot be compared."
