@@ -19,8 +19,9 @@ from scaffpd.numbers import NO_BREAK, NOTHING, THIN, plain
 
 Matrix = NDArray[np.float64]
 Texts = NDArray[np.object_]
+Cells = NDArray[np.generic]  # numbers or places of labels
+Answers: TypeAlias = Callable[[], Iterable[tuple[Matrix, Cells]]]  # outputs and targets
 Pair: TypeAlias = tuple[NDArray[np.float64], NDArray[np.float64] | NDArray[np.int64]]
-Values = Mapping[str, float | None]
 EVERYONE = "all rows"  # in the place of a client or a group: all of them together
 NEGLIGIBLE = 0.0005  # 0.05 points of accuracy, or this share of an error
 # ties are rounded away from zero: sums in another order must not change the text
@@ -260,7 +261,7 @@ class Task:
         """Say how targets are modelled, where that is not plain."""
         return []
 
-    def client_score(self, model: Linear, z: Matrix, y: NDArray[np.generic], unit: float) -> float:
+    def client_score(self, model: Linear, z: Matrix, y: Cells, unit: float) -> float:
         """Return the measure of a client from the outputs z of its rows with targets y: RMSE."""
         own, exposure, w = model.parts(np.asarray(y))
         errors = exposure[:, None] * model.means(z) - own.reshape(len(z), -1)
@@ -271,25 +272,25 @@ class Task:
         model: Linear,
         found: ClientScores,
         unit: float,
-        answers: Callable[[], Iterable[tuple[Matrix, NDArray[np.generic]]]],
+        answers: Answers,
     ) -> Matrix:
         """Return every client's measure; `answers` has outputs and targets."""
         return np.array([self.client_score(model, z, y, unit) for z, y in answers()])
 
-    def answers(self, model: Linear, z: Matrix) -> tuple[NDArray[np.generic], Matrix]:
+    def answers(self, model: Linear, z: Matrix) -> tuple[Cells, Matrix]:
         """Turn outputs into numbers, or indices of labels with the probability of each."""
         return model.means(z)[:, 0], np.empty((len(z), 0))
 
     def row_scores(
-        self, y: NDArray[np.generic], guess: NDArray[np.generic], shares: Matrix, labels: int
+        self, y: Cells, guess: Cells, shares: Matrix, labels: int
     ) -> dict[str, float | None]:
         """Score predictions of some rows; `labels` is how many there are at least."""
         return number_scores(y.astype(np.float64), guess.astype(np.float64))
 
     def by_group(
         self,
-        y: NDArray[np.generic],
-        guess: NDArray[np.generic],
+        y: Cells,
+        guess: Cells,
         shares: Matrix,
         values: Texts,
         groups: Iterable[str],
@@ -318,9 +319,7 @@ class Task:
             scores += self.by_group(y, guess, shares, values, groups, by)
         return Judged(scores, self.bins(y, guess, shares))
 
-    def bins(
-        self, y: NDArray[np.generic], guess: NDArray[np.generic], shares: Matrix
-    ) -> Sequence[ReliabilityBin]:
+    def bins(self, y: Cells, guess: Cells, shares: Matrix) -> Sequence[ReliabilityBin]:
         """Hold probabilities against what came true; numbers have none."""
         return ()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,8 @@ from scaffpd.federation import ClientScores
 from scaffpd.models import Linear
 from scaffpd.models.numerics import CONFIDENCE
 from scaffpd.tasks.base import (
+    Answers,
+    Cells,
     Matrix,
     Measure,
     ReliabilityBin,
@@ -94,7 +96,7 @@ class Classification(Task):
         """Return logistic loss for two labels, else softmax."""
         return "softmax" if classes > 2 else "logistic"
 
-    def client_score(self, model: Linear, z: Matrix, y: NDArray[np.generic], unit: float) -> float:
+    def client_score(self, model: Linear, z: Matrix, y: Cells, unit: float) -> float:
         """Return the share of rows with the right label."""
         own, _, w = model.parts(np.asarray(y))
         hit = model.row_losses(z, own)[1]
@@ -105,12 +107,12 @@ class Classification(Task):
         model: Linear,
         found: ClientScores,
         unit: float,
-        answers: Callable[[], Iterable[tuple[Matrix, NDArray[np.generic]]]],
+        answers: Answers,
     ) -> Matrix:
         """Return what clients have counted themselves."""
         return found.score
 
-    def answers(self, model: Linear, z: Matrix) -> tuple[NDArray[np.generic], Matrix]:
+    def answers(self, model: Linear, z: Matrix) -> tuple[Cells, Matrix]:
         """Return the places of labels; a probability of each where the loss is a likelihood."""
         if model.loss == "logistic":
             z = np.concatenate([np.zeros_like(z), z], axis=1)
@@ -119,15 +121,11 @@ class Classification(Task):
         shares = np.exp(z - z.max(1, keepdims=True))
         return z.argmax(1), shares / shares.sum(1, keepdims=True)
 
-    def row_scores(
-        self, y: NDArray[np.generic], guess: NDArray[np.generic], shares: Matrix, labels: int
-    ) -> Scores:
+    def row_scores(self, y: Cells, guess: Cells, shares: Matrix, labels: int) -> Scores:
         """Score predicted labels."""
         return label_scores(y.astype(np.int64), guess.astype(np.int64), shares, labels)
 
-    def bins(
-        self, y: NDArray[np.generic], guess: NDArray[np.generic], shares: Matrix
-    ) -> list[ReliabilityBin]:
+    def bins(self, y: Cells, guess: Cells, shares: Matrix) -> list[ReliabilityBin]:
         """Hold the probabilities of all rows against what came true."""
         if not shares.shape[1]:
             return []
@@ -138,7 +136,7 @@ class Classification(Task):
         return 100 * math.exp(-loss)
 
 
-def _odd(numbers: NDArray[np.generic]) -> Matrix:
+def _odd(numbers: Cells) -> Matrix:
     """Return those that are no whole numbers."""
     found = np.asarray(numbers, dtype=np.float64)
     odd: Matrix = found[(found != np.round(found)) | (np.abs(found) > LARGEST)]

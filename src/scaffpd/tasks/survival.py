@@ -7,7 +7,7 @@ times, or the end of the period in the middle. True is Kaplan and Meier's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,8 @@ from scaffpd.models.concordance import interval
 from scaffpd.models.periods import survival_at
 from scaffpd.tasks.base import (
     EVERYONE,
+    Answers,
+    Cells,
     GroupScores,
     HeldOutRows,
     Judged,
@@ -85,7 +87,7 @@ class Survival(Task):
         ends = " and ".join(", ".join(f"{end:g}" for end in periods).rsplit(", ", 1))
         return [PERIODS.format(ends) if periods else COX]
 
-    def client_score(self, model: Linear, z: Array, y: NDArray[np.generic], unit: float) -> float:
+    def client_score(self, model: Linear, z: Array, y: Cells, unit: float) -> float:
         """Return the concordance of a client's rows."""
         rows = np.asarray(y, dtype=np.float64)
         return concordance(rows[:, 0], rows[:, 1], z[:, 0], rows[:, 2] if model.entry else None)
@@ -95,7 +97,7 @@ class Survival(Task):
         model: Linear,
         found: ClientScores,
         unit: float,
-        answers: Callable[[], Iterable[tuple[Array, NDArray[np.generic]]]],
+        answers: Answers,
     ) -> Array:
         """Return what clients have counted themselves; of periods they count rows, not pairs."""
         return super().client_scores(model, found, unit, answers) if model.periods else found.score
