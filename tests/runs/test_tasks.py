@@ -14,6 +14,7 @@ from scaffpd import tasks
 from scaffpd.errors import InputError
 from scaffpd.run.predict import predict
 from scaffpd.run.record import RunRecord
+from scaffpd.run.settings.federation import FederationFile
 from scaffpd.tasks.base import LOSS, Measure, ScoreColumn, Target, Task
 
 LINE = "train beds.csv --client ward --target used --splits 1 --curves off --quiet --out run"
@@ -129,3 +130,21 @@ def test_tasks_differ_and_are_found():
     assert tasks.measuring("loss") is LOSS
     with refuses("unknown-name"):
         tasks.named("clasification")
+
+
+def test_a_federation_goes_by_its_loss_and_labels(tmp_path):
+    """Deployed concordances are called so, whatever else a silo's scores are."""
+    path = tmp_path / "federation.toml"
+    found = {}
+    for kind, labels in (("", "[0, 1]"), ("cox", ""), ("squared", "[0, 1]"), ("poisson", "")):
+        terms = 'silos = ["a", "b", "c"]\n' + (f"labels = {labels}\n" if labels else "")
+        model = f'[model]\nkind = "{kind}"\n' if kind else ""
+        path.write_text(f'{terms}{model}[objective]\nkind = "Average"\n[columns]\nage = "number"\n')
+        file = FederationFile.read(path)
+        found[kind] = file.task.name, file.task.measure.name, file.linear()["loss"]
+    assert found == {
+        "": ("classification", "accuracy", "logistic"),
+        "cox": ("survival", "concordance", "cox"),
+        "squared": ("classification", "accuracy", "squared"),
+        "poisson": ("counts", "rmse", "poisson"),
+    }
