@@ -121,7 +121,7 @@ def one_seed(seed: int, number: int, device: str, rounds: int) -> dict[str, dict
         reached = np.flatnonzero(losses.mean(1) <= goal)
         at = int(reached[0]) if len(reached) else most
         equal = losses[rounds]
-        scores = cohort.evaluate(points[rounds - 1], "test").accuracy
+        scores = cohort.evaluate(points[rounds - 1], "test").score
         rows[name] = {
             "mean": float(equal.mean()),
             "worst": float(equal.max()),
@@ -167,8 +167,7 @@ def in_full(seeds: list[int], device: str, rounds: int, number: int, out: Path) 
                 callbacks=callbacks,
             )
             scores = [
-                (100 * cohort.evaluate(x, "test").accuracy).round(3).tolist()
-                for x in points[-LAST:]
+                (100 * cohort.evaluate(x, "test").score).round(3).tolist() for x in points[-LAST:]
             ]
             run = {
                 "seed": seed,

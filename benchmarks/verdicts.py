@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 import scaffpd as sp
 from scaffpd.study.gains import Joining
-from scaffpd.study.joining import answered
 
 Array = NDArray[np.float64]
 COLUMNS = 4
@@ -49,7 +48,7 @@ def true_losses(found: Joining, fresh: list[tuple[Array, Array]], labels: bool) 
     for name in found.models:
         own = found.parameters[name][1:]  # the first is for clients that were not trained on
         pairs = zip(own, fresh, strict=True)
-        rows.append([answered(model, model.outputs(u, X), y)[0].mean() for u, (X, y) in pairs])
+        rows.append([model.row_losses(model.outputs(u, X), y)[0].mean() for u, (X, y) in pairs])
     return np.array(rows)
 
 

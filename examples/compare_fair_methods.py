@@ -108,7 +108,7 @@ figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained"
 for position, (name, run) in enumerate(runs.items()):
     excess = np.array([fair.support(losses) for losses in run.history.losses]) - optimum
     left.semilogy(run.history["round"], np.maximum(excess, 1e-6), label=name)
-    accuracy = cohort.evaluate(run.x, "test").accuracy
+    accuracy = cohort.evaluate(run.x, "test").score
     right.plot(np.full(len(accuracy), position), accuracy, "o", alpha=0.5)
     right.plot(position, accuracy.mean(), "_", color="black", markersize=22, markeredgewidth=2)
 left.set(xlabel="round", ylabel=f"{fair!r}: above its optimum")

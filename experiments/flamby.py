@@ -29,8 +29,8 @@ import scaffpd as sp
 from experiments.tables import check_small
 from scaffpd.data.silos import carve
 from scaffpd.models.baseline import concordance
-from scaffpd.study.concordance import interval
-from scaffpd.training.metrics import student
+from scaffpd.models.concordance import interval
+from scaffpd.models.numerics import student
 
 ROUNDS = {"tcga": 6, "heart": 15}
 STEPS = 100

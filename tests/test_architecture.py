@@ -38,7 +38,7 @@ FLOORS = [
     ["errors", "fields", "numbers", "machine", "files"],
     ["objectives", "federation", "data"],
     ["models", "privacy", "secure", "algorithms"],
-    ["training"],
+    ["tasks", "data.tabular", "training"],
     ["pipeline"],
     ["study", "estimators", "run"],
     ["deploy", "cli"],
@@ -120,12 +120,19 @@ def imports():
     return graph
 
 
+def room_of(module):
+    """The room of a module: a part of a package may be a room of its own."""
+    parts = module.split(".")[1:]
+    part = ".".join(parts[:2])
+    return part if part in HEIGHT else parts[0]
+
+
 def upward():
     """Imports that do not point down, or that are forbidden."""
     wrong = []
     for name, used in imports().items():
-        room = name.split(".")[1]
-        for other in {module.split(".")[1] for module in used} - {room}:
+        room = room_of(name)
+        for other in set(map(room_of, used)) - {room}:
             if HEIGHT[other] >= HEIGHT[room] or (room, other) in FORBIDDEN:
                 wrong.append(f"{name} imports scaffpd.{other}")
     return wrong
@@ -275,9 +282,63 @@ def test_experiments_do_without_benchmarks():
     assert found == []
 
 
+# Where the name of a task or a loss is compared, and why it cannot be asked instead.
+NAMED = {
+    "scaffpd.algorithms.evidence": "a method knows no models: the loss is a name to it",
+    "scaffpd.deploy.rows": "its counts are of rows between edges, and no task",
+}
+
+
+def compared(tree):
+    """Texts that are compared, looked for in a literal, matched, or keys of a dict."""
+    for node in ast.walk(tree):
+        parts = []
+        if isinstance(node, ast.Compare):
+            parts = [node.left, *node.comparators]
+        elif isinstance(node, ast.Dict):
+            parts = [key for key in node.keys if key is not None]
+        elif isinstance(node, ast.MatchValue):
+            parts = [node.value]
+        for part in parts:
+            cells = part.elts if isinstance(part, ast.Tuple | ast.List | ast.Set) else [part]
+            for cell in cells:
+                if isinstance(cell, ast.Constant) and isinstance(cell.value, str):
+                    yield cell.value
+                elif isinstance(cell, ast.Name | ast.Attribute) and ast.unparse(cell).isupper():
+                    yield cell.id if isinstance(cell, ast.Name) else cell.attr
+
+
+def test_nobody_asks_which_task_or_loss_it_is():
+    """Outside of `tasks` and `models`, which know them: others ask what they need to know."""
+    from scaffpd.models.losses import BUILT_IN
+    from scaffpd.tasks import TASKS
+
+    known = {loss.name for loss in BUILT_IN} | {task.name for task in TASKS}
+    known |= {loss for task in TASKS for loss in task.losses}
+    assert known > {"cox", "hazard", "squared", "survival", "classification"}
+    found = {}
+    for name, tree in trees().items():
+        constants = {  # names that stand for such a text, wherever they were assigned
+            target.id
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Constant)
+            and node.value.value in known
+            for target in node.targets
+            if isinstance(target, ast.Name) and target.id.isupper()
+        }
+        found[name] = constants, set(compared(tree))
+    words = known.union(*(constants for constants, _ in found.values()))
+    asking = {
+        name: here & words
+        for name, (_, here) in found.items()
+        if name.split(".")[1] not in ("tasks", "models") and here & words
+    }
+    assert asking.keys() == NAMED.keys(), asking
+
+
 def test_every_room_has_a_floor():
-    there = {path.parts[0].removesuffix(".py") for path in sources()} - {"__init__", "__main__"}
-    assert there == set(HEIGHT)
+    assert {room_of(name) for name in trees()} == set(HEIGHT)
 
 
 def test_no_module_imports_itself_by_way_of_others():

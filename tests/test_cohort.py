@@ -73,9 +73,7 @@ def test_a_cohort_of_all_equals_cohorts_of_one(name, batch_size):
     np.testing.assert_allclose(
         scores.loss, [cohort.evaluate(x).loss[0] for cohort in alone], rtol=1e-12
     )
-    np.testing.assert_array_equal(
-        scores.accuracy, [cohort.evaluate(x).accuracy[0] for cohort in alone]
-    )
+    np.testing.assert_array_equal(scores.score, [cohort.evaluate(x).score[0] for cohort in alone])
 
 
 def test_gradients_of_another_cohort_are_refused():
@@ -225,7 +223,7 @@ def test_logistic_scores_are_those_of_scikit_learn():
         scores = cohort.evaluate(x, split)
         assert scores.counts.tolist() == [len(y) for _, y in pairs]
         for i, (X, y) in enumerate(pairs):
-            assert scores.accuracy[i] == accuracy_score(y, sklearn.predict(X))
+            assert scores.score[i] == accuracy_score(y, sklearn.predict(X))
             expected = log_loss(y, sklearn.predict_proba(X), labels=[0, 1]) + 1e-3 / 2 * x @ x
             assert scores.loss[i] == pytest.approx(expected, rel=1e-9)
 
@@ -239,7 +237,7 @@ def test_softmax_scores_are_those_of_scikit_learn():
     for split, pairs in (("train", silos.train), ("test", silos.test)):
         scores = cohort.evaluate(torch.tensor(x), split)
         for i, (X, y) in enumerate(pairs):
-            assert scores.accuracy[i] == accuracy_score(y, sklearn.predict(X))
+            assert scores.score[i] == accuracy_score(y, sklearn.predict(X))
             assert scores.loss[i] == pytest.approx(
                 log_loss(y, sklearn.predict_proba(X), labels=range(10)), rel=1e-9
             )
@@ -247,7 +245,7 @@ def test_softmax_scores_are_those_of_scikit_learn():
 
 def test_an_undecided_model_says_label_zero_as_scikit_learn_does():
     cohort = sp.Cohort([(np.eye(4), [0, 0, 1, 0])], sp.Linear("logistic"))
-    assert cohort.evaluate(cohort.start()).accuracy[0] == 0.75
+    assert cohort.evaluate(cohort.start()).score[0] == 0.75
 
 
 def test_all_right_is_exactly_one_whatever_the_count():
@@ -255,7 +253,7 @@ def test_all_right_is_exactly_one_whatever_the_count():
         cohort = sp.Cohort(
             [(np.ones((m, 1)), np.ones(m))], sp.Linear("logistic"), dtype=torch.float32
         )
-        assert cohort.evaluate([5.0]).accuracy[0] == 1.0
+        assert cohort.evaluate([5.0]).score[0] == 1.0
 
 
 def test_test_data_may_lack_classes_and_come_in_any_order():

@@ -60,7 +60,7 @@ def test_the_choice_and_the_final_run_by_hand(comparison):
     for factor in (1, 10**0.5, 10**-0.5):
         run = sp.train(replace(method, local_rate=factor * rate), cohort, rounds=6, seed=1)
         found = Summary.of(cohort.evaluate(run.x, "test"))
-        merits[factor] = (found.accuracy.worst_20, found.accuracy.mean, -found.loss.worst_20)
+        merits[factor] = (found.score.worst_20, found.score.mean, -found.loss.worst_20)
     best = max(merits, key=merits.get)
     final = next(r for r in comparison.finals if (r.method, r.seed) == ("FedAvg", 1))
     assert final.factors == {"local_rate": pytest.approx(best)}
@@ -68,8 +68,8 @@ def test_the_choice_and_the_final_run_by_hand(comparison):
     rate = method.automatic(cohort)["local_rate"]
     assert final.rates["local_rate"] == pytest.approx(best * rate)
     run = sp.train(replace(method, local_rate=best * rate), cohort, rounds=6, seed=1)
-    accuracy = cohort.evaluate(run.x, "test").accuracy
-    np.testing.assert_array_equal(final.scores["test"].accuracy, accuracy)
+    accuracy = cohort.evaluate(run.x, "test").score
+    np.testing.assert_array_equal(final.scores["test"].score, accuracy)
 
 
 def test_test_rows_change_no_choice(comparison):
@@ -79,7 +79,7 @@ def test_test_rows_change_no_choice(comparison):
     other = sp.compare(METHODS, sp.Problem(garbage, PROBLEM.model), **SETTING)
     pairs = list(zip(comparison.finals, other.finals, strict=True))
     assert [a.factors for a, _ in pairs] == [b.factors for _, b in pairs]
-    assert any((a.scores["test"].accuracy != b.scores["test"].accuracy).any() for a, b in pairs)
+    assert any((a.scores["test"].score != b.scores["test"].score).any() for a, b in pairs)
 
 
 def test_validation_rows_are_training_rows_of_every_label():
@@ -159,7 +159,7 @@ def test_failures_are_named_and_not_ranked():
 def test_mean_and_deviation_over_seeds(comparison):
     line = comparison.line("DRFA")
     values = [
-        Summary.of(run.scores["test"]).accuracy.worst_20
+        Summary.of(run.scores["test"]).score.worst_20
         for run in comparison.finals
         if run.method == "DRFA"
     ]
@@ -193,7 +193,7 @@ def test_regression_is_ranked_by_loss():
         tune=2,
         processes=1,
     )
-    assert not found.classification
+    assert not found.scored
     losses = [line.mean["test_loss_worst_20"] for line in found.table]
     assert losses == sorted(losses)
     assert np.isnan(found.table[0].deviation["test_loss_worst_20"])

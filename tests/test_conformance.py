@@ -221,7 +221,7 @@ def test_scores(both):
         seen, expected = both(lambda f, split=split: f.evaluate(point(f), split))
         assert seen.names == expected.names
         close(seen.loss, expected.loss, both.runtime)
-        close(seen.accuracy, expected.accuracy, both.runtime)
+        close(seen.score, expected.score, both.runtime)
         np.testing.assert_array_equal(seen.counts, expected.counts)
     with pytest.raises(InputError, match="split"):
         both.there.evaluate(point(both.there), "tets")

@@ -15,6 +15,7 @@ from cases.refusals import refuses
 from scaffpd.study import alone
 from scaffpd.study.gains import MODELS, Joining
 from scaffpd.study.joining import constants
+from scaffpd.tasks.regression import Regression
 from scaffpd.training.metrics import (
     HeldOutMoments,
     PairedDifference,
@@ -100,7 +101,7 @@ def test_why_the_average_model_is_not_advised_is_said_where_it_does_as_well():
         losses.append(np.array(rows))
     evidence = HeldOutMoments.of(losses)
     means = evidence.means
-    found = Joining(tuple("abcdef"), MODELS, means, means, "rmse", ((60, 60),) * 6, evidence)
+    found = Joining(tuple("abcdef"), MODELS, means, means, Regression(), ((60, 60),) * 6, evidence)
     assert found.recommendation == "fair"
     assert found.details[2] == (
         "One average model does as well, within noise, but is clearly beaten by a constant answer."
@@ -251,7 +252,9 @@ def told(**gains):
     evidence = HeldOutMoments.of(rows)
     names = tuple(f"c{i}" for i in range(10))
     sizes = ((100, 60),) * 10
-    return Joining(names, MODELS, evidence.means, evidence.means, "rmse", sizes, evidence, evidence)
+    return Joining(
+        names, MODELS, evidence.means, evidence.means, Regression(), sizes, evidence, evidence
+    )
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from scaffpd.training.metrics import Summary, a_fifth
 SCORES = ClientScores(
     names=("a", "b", "c"),
     loss=np.array([0.2, 0.9, 0.4]),
-    accuracy=np.array([0.9, 0.7, 0.6]),
+    score=np.array([0.9, 0.7, 0.6]),
     counts=np.array([10, 30, 60]),
 )
 
@@ -29,7 +29,7 @@ def test_the_worst_loss_is_the_largest():
 
 
 def test_the_worst_accuracy_is_the_smallest():
-    accuracy = Summary.of(SCORES).accuracy
+    accuracy = Summary.of(SCORES).score
     assert accuracy is not None
     assert (accuracy.worst, accuracy.worst_client, accuracy.best, accuracy.best_client) == (
         0.6,
@@ -43,7 +43,7 @@ def test_the_worst_accuracy_is_the_smallest():
 
 def test_regression_has_no_accuracy():
     scores = ClientScores(SCORES.names, SCORES.loss, np.full(3, np.nan), SCORES.counts)
-    assert Summary.of(scores).accuracy is None
+    assert Summary.of(scores).score is None
 
 
 def scores(loss, accuracy=None, counts=None):
@@ -69,8 +69,8 @@ def test_the_worst_and_best_fifth_of_twenty_are_four():
     loss = np.random.default_rng(0).permutation(np.arange(20.0))
     summary = Summary.of(scores(loss, accuracy=1 - loss / 20))
     assert (summary.loss.worst_20, summary.loss.best_20) == (17.5, 1.5)
-    assert summary.accuracy.worst_20 == pytest.approx(1 - 17.5 / 20)
-    assert summary.accuracy.best_20 == pytest.approx(1 - 1.5 / 20)
+    assert summary.score.worst_20 == pytest.approx(1 - 17.5 / 20)
+    assert summary.score.best_20 == pytest.approx(1 - 1.5 / 20)
 
 
 # ------------------------------------------------------------------ Gini and Jain

@@ -34,7 +34,7 @@ import scaffpd as sp
 from experiments.excess import Excess
 from scaffpd.models import regulariser
 from scaffpd.objectives.base import Objective
-from scaffpd.study.joining import answered, start_of
+from scaffpd.study.joining import start_of
 from scaffpd.training.metrics import NOISE, HeldOutMoments, RelativeGain, every, worst_fifth
 
 CHOSEN_ON = ("lung", "hedonic", "contraception", "exam", "hospitals", "prenatal", "produc")
@@ -106,7 +106,7 @@ def held_out(split: Split, curves: str) -> dict[str, list[Array]]:
     for name, goal in rules(losses, b, v, n).items():
         own = trained(goal, first.x).personal
         found[name] = [
-            answered(model, model.outputs(u, np.asarray(X)), np.asarray(y))[0]
+            model.row_losses(model.outputs(u, np.asarray(X)), np.asarray(y))[0]
             for u, (X, y) in zip(own, prepared.test, strict=True)
         ]
     return found

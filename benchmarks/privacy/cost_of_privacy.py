@@ -157,7 +157,7 @@ def measure(
     result = sp.train(method, cohort, rounds=setting.rounds, seed=seed, progress=False)
     scores = Summary.of(cohort.evaluate(result.x, "test"))
     spent = np.inf if result.privacy is None else result.privacy.worst
-    return Run(scores.accuracy.mean, scores.accuracy.worst_20, scores.loss.mean, result.x, spent)
+    return Run(scores.score.mean, scores.score.worst_20, scores.loss.mean, result.x, spent)
 
 
 def cosine(x: np.ndarray, y: np.ndarray) -> float:

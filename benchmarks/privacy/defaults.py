@@ -118,7 +118,7 @@ def scores(name: str, seed: int, setting: Setting | None) -> tuple[float, float,
             plain = sp.Cohort(silos.train, sp.Personal(bare, own), silos.names, test=silos.test)
     scored = plain.evaluate(result.x, "test")
     penalty = regulariser(plain.model, result.x)
-    right = np.sort(scored.accuracy)
+    right = np.sort(scored.score)
     log_loss = float(scored.loss.mean()) - penalty
     return float(right.mean()), float(right[: a_fifth(len(right))].mean()), log_loss
 

@@ -136,7 +136,7 @@ def follow(method: Any, cohort: Any, rounds: int, seed: int) -> NDArray[np.float
 
 
 def _scores(cohort: Any, x: Any) -> tuple[float, float, float]:
-    accuracy = Summary.of(cohort.evaluate(x, "test")).accuracy
+    accuracy = Summary.of(cohort.evaluate(x, "test")).score
     assert accuracy is not None
     return accuracy.mean, accuracy.worst_20, accuracy.best_20
 

@@ -157,7 +157,7 @@ def with_rounds(work: Work, row: Row) -> table.Found:
         seen, result = followed(row, found.values, clients, (rounds,), division.seed)
         x = seen[rounds][0] if rounds in seen else clients.start()
         accuracy, fitted = division.accuracy(x, "test", "all")
-        losses = clients.evaluate(x, accuracy=False).loss
+        losses = clients.evaluate(x, score=False).loss
         seconds = time.perf_counter() - begin
         gap = proven(row.make(found.values, clients), division, found.values["l2"], losses, result)
         lines.append(
@@ -207,7 +207,7 @@ def fit_lines(work: Work) -> None:
                     seen[0] = best.X.flatten(), best
                 for rounds, (x, state) in seen.items():
                     accuracy, fitted = division.accuracy(x, "test", "all")
-                    losses = clients.evaluate(x, accuracy=False).loss
+                    losses = clients.evaluate(x, score=False).loss
                     largest = float(state.weights.max()) if state is not None else float("nan")
                     lines.append(
                         (

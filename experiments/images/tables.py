@@ -125,7 +125,7 @@ def _standing(ours: MethodSummary, others: list[MethodSummary], comparison: Comp
 
 
 def _by_seed(comparison: Comparison, method: str) -> Vector:
-    spreads = [Summary.of(run.scores["test"]).accuracy for run in _runs(comparison, method)]
+    spreads = [Summary.of(run.scores["test"]).score for run in _runs(comparison, method)]
     return np.array([spread.worst_20 for spread in spreads if spread is not None])
 
 
@@ -147,12 +147,12 @@ def _overlap(runs: Sequence[MethodRun], comparison: Comparison) -> str:
     fifth = a_fifth(len(runs[0].scores["test"].names))
     for run in runs:
         loss = run.scores["train"].loss
-        accuracy = run.scores["test"].accuracy
+        accuracy = run.scores["test"].score
         largest, lowest = (
             np.argsort(values, kind="stable")[:fifth] for values in (-loss, accuracy)
         )
         both += len(np.intersect1d(largest, lowest))
-    fitted = min(float(run.scores["train"].accuracy.min()) for run in runs)
+    fitted = min(float(run.scores["train"].score.min()) for run in runs)
     return (
         f"Of its {fifth * len(runs)} worst clients on test images (all partitions), {both} are "
         "among the "

@@ -261,7 +261,7 @@ class Study:
                 x = self._trained(
                     self._method(rate), trial, max(1, s.rounds // 2), f"rate-{rate:g}.npz"
                 )
-                scores[f"{rate:g}"] = float(trial.evaluate(x, "test").accuracy.mean())
+                scores[f"{rate:g}"] = float(trial.evaluate(x, "test").score.mean())
                 path.write_text(json.dumps(scores) + "\n", encoding="utf-8")
         return max(RATES, key=lambda rate: scores[f"{rate:g}"])
 
@@ -383,7 +383,7 @@ class Study:
         fair = dict[str, float]()
 
         def network(x: Any, rounds: int, rate: float) -> tuple[Any, int, str]:
-            return self._clients.evaluate(x, "test").accuracy, rounds, f"rate={rate:g}"
+            return self._clients.evaluate(x, "test").score, rounds, f"rate={rate:g}"
 
         def linear(**grid: Sequence[float]) -> tuple[Any, int, str]:
             values = self.chosen(**grid)

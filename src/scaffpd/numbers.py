@@ -42,27 +42,6 @@ def whole(value: float | None) -> str:
     return f"{value:,.0f}".replace(",", THIN) if value == int(value) else plain(value)
 
 
-def measured(value: float | None, measure: str) -> str:
-    """Write a value of a measure: percent for accuracies."""
-    if value is None:
-        return NOTHING
-    if measure == "concordance":
-        return f"{value:.3f}"
-    return f"{100 * value:.1f}{NO_BREAK}%" if measure == "accuracy" else plain(value)
-
-
-def change(value: float | None, measure: str) -> str:
-    """Write a difference with its sign: points for accuracies."""
-    if value is None:
-        return NOTHING
-    # ties are rounded away from zero: sums in another order must not change the text
-    scaled = (100 * value if measure == "accuracy" else value) * (1 + 1e-9)
-    written = f"{abs(scaled):.1f}" if measure == "accuracy" else plain(abs(scaled))
-    if float(written.replace(THIN, "")) == 0:
-        return "0" if measure != "accuracy" else "0.0"
-    return ("+" if scaled > 0 else "−") + written
-
-
 def percent(share: float, signed: bool = False) -> str:
     """Write a share in percent, with as many digits as it is worth; `signed` if it is a change."""
     size = abs(share)

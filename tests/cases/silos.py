@@ -210,7 +210,9 @@ def rows(path, places):
     found = {}
     for name, place in places.items():
         own = SiloFile.read(place)
-        data = Dataset.read(own, load_or_create(own.identity), Wanted.of(file.encoding()))
+        data = Dataset.read(
+            own, load_or_create(own.identity), Wanted.of(file.encoding(), file.task)
+        )
         found[name] = data.encoded(setup.schema, setup.mean, setup.deviation)
     return found, linear(setup.model)
 

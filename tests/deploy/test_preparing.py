@@ -82,7 +82,9 @@ def by_hand(path, places):
     rows = {}
     for name, place in places.items():
         own = SiloFile.read(place)
-        rows[name] = Dataset.read(own, load_or_create(own.identity), Wanted.of(file.encoding()))
+        rows[name] = Dataset.read(
+            own, load_or_create(own.identity), Wanted.of(file.encoding(), file.task)
+        )
 
     def scaled(schema):
         mean, deviation = scale_of(
@@ -149,7 +151,7 @@ def test_four_silos_have_the_cohorts_curves_pairs_strengths_and_model(tmp_path, 
         ]
         right = np.mean([row["target"] == row["predicted"] for row in held])
         own = cohort.evaluate(wanted.x, "test")
-        assert right == pytest.approx(own.accuracy[list(places).index(name)], abs=1e-12)
+        assert right == pytest.approx(own.score[list(places).index(name)], abs=1e-12)
 
 
 PRIVATE = "[privacy]\nepsilon = 8.0\n"

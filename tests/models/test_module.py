@@ -54,7 +54,7 @@ def test_a_linear_layer_is_a_linear_model(case):
     np.testing.assert_allclose(b.norms(), a.norms(), rtol=1e-11)
     scores = linear.evaluate(x), network.evaluate(y)
     np.testing.assert_allclose(scores[1].loss, scores[0].loss, rtol=1e-12)
-    np.testing.assert_array_equal(scores[1].accuracy, scores[0].accuracy)
+    np.testing.assert_array_equal(scores[1].score, scores[0].score)
     few = linear.gradients(torch.tensor(x), 3, (9, 9)), network.gradients(y, 3, (9, 9))
     np.testing.assert_allclose(few[1].losses, few[0].losses, rtol=1e-12)
     counts = scores[0].counts
@@ -108,7 +108,7 @@ def test_one_output_may_come_without_its_axis(loss):
     flat = sp.Cohort(data, sp.Module(Flat(layer), loss))
     x = column.start()
     np.testing.assert_allclose(flat.gradients(x).losses, column.gradients(x).losses, rtol=1e-13)
-    np.testing.assert_array_equal(flat.evaluate(x).accuracy, column.evaluate(x).accuracy)
+    np.testing.assert_array_equal(flat.evaluate(x).score, column.evaluate(x).score)
 
 
 def test_gradients_of_a_convolution_match_plain_torch():
@@ -190,7 +190,7 @@ def test_the_users_own_loss():
         expected.append(np.mean(np.where(np.abs(r) < 1, r**2 / 2, np.abs(r) - 0.5)))
     scores = cohort.evaluate(W)
     np.testing.assert_allclose(scores.loss, expected, rtol=1e-12)
-    assert np.all(np.isnan(scores.accuracy))
+    assert np.all(np.isnan(scores.score))
     assert "huber" in repr(cohort.model)
     assert "0x" not in repr(cohort.model)
 

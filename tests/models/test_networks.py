@@ -216,7 +216,7 @@ def test_every_method_of_gradients_trains_a_network(method):
     assert np.isfinite(result.x).all()
     assert losses[-1].mean() < losses[0].mean()
     assert result.certificate == np.inf
-    assert np.isfinite(cohort.evaluate(result.x, "test").accuracy).all()
+    assert np.isfinite(cohort.evaluate(result.x, "test").score).all()
 
 
 def test_questions_about_curvature_are_refused():

@@ -128,7 +128,7 @@ def test_a_private_run_spends_what_it_was_given():
     assert found.privacy.epsilon.max() <= 6.0 + 1e-6
     plain, noisy = (sp.Cohort(clients, one).evaluate(found.x) for one in (hazard(0.01), private))
     np.testing.assert_allclose(noisy.loss, plain.loss)  # periods without risk do not count
-    np.testing.assert_array_equal(noisy.accuracy, plain.accuracy)
+    np.testing.assert_array_equal(noisy.score, plain.score)
     X, y = persons(9, 500)
     assert concordance(y[:, 0], y[:, 1], X @ found.x[:3]) > 0.6
 

@@ -466,7 +466,7 @@ def test_scores_are_those_of_each_clients_own_model(loss):
         scores = cohort.evaluate(x, split)
         close(scores.loss, [f.losses(u)[0] for f, u in zip(problem.parts, U, strict=True)])
         for right, u, (X, y) in zip(
-            scores.accuracy, U, train if split == "train" else test, strict=True
+            scores.score, U, train if split == "train" else test, strict=True
         ):
             z = X @ u.reshape(X.shape[1], -1)
             if loss == "squared":

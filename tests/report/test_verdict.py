@@ -7,7 +7,7 @@ import pytest
 
 from cases.records import model, record, rounds
 from scaffpd.federation import ClientScores
-from scaffpd.numbers import brief, change, measured, plain, plural, small, whole
+from scaffpd.numbers import brief, plain, plural, small, whole
 from scaffpd.run.page.tables import client_lines, joining_table
 from scaffpd.run.page.verdict import (
     NOT_COVERED,
@@ -27,6 +27,8 @@ from scaffpd.run.record import (
     PathRecord,
     PrivacyRecord,
 )
+from scaffpd.tasks.classification import ACCURACY
+from scaffpd.tasks.regression import RMSE
 from scaffpd.training.metrics import Summary
 
 
@@ -189,12 +191,12 @@ def test_what_is_proven_is_proven_of_the_model_that_is_recommended():
 
 
 @pytest.mark.parametrize(
-    ("loss", "values"),
-    [("logistic", [100 * np.exp(-1.0), 100 * np.exp(-0.7)]), ("poisson", [1.0, 0.7])],
+    ("task", "values"),
+    [("classification", [100 * np.exp(-1.0), 100 * np.exp(-0.7)]), ("counts", [1.0, 0.7])],
 )
-def test_the_table_is_better_exactly_where_the_loss_is_lower(loss, values):
-    found = joined({"a": (0.3, 0.1)}).model_copy(update={"loss": loss})
-    run = record(model("personal", {"a": 0.5}, rows=20), joining=found)
+def test_the_table_is_better_exactly_where_the_loss_is_lower(task, values):
+    found = joined({"a": (0.3, 0.1)})
+    run = record(model("personal", {"a": 0.5}, rows=20), joining=found, task=task)
     table = joining_table(run, found)
     (names, cells) = table.rows[0]
     assert names == ("a †",)
@@ -245,15 +247,15 @@ def test_the_worst_fifth_is_that_of_the_metrics():
     values = np.random.default_rng(0).random(23)
     names = tuple(map(str, range(23)))
     found = Overall.of(dict(zip(names, values, strict=True)), True)
-    expected = Summary.of(ClientScores(names, -values, values, np.ones(23, int))).accuracy
+    expected = Summary.of(ClientScores(names, -values, values, np.ones(23, int))).score
     assert (found.mean, found.worst_20) == pytest.approx((expected.mean, expected.worst_20))
     assert (found.worst, found.worst_client) == (expected.worst, expected.worst_client)
 
 
 def test_numbers_as_they_are_written():
-    assert [measured(v, "accuracy") for v in (0.12345, None)] == ["12.3\u00a0%", "–"]
-    assert [change(v, "accuracy") for v in (0.0123, -0.02, 0.0001)] == ["+1.2", "−2.0", "0.0"]
-    assert [change(v, "rmse") for v in (1.234, -0.5, 0.0)] == ["+1.23", "−0.500", "0"]
+    assert [ACCURACY.written(v) for v in (0.12345, None)] == ["12.3\u00a0%", "–"]
+    assert [ACCURACY.change(v) for v in (0.0123, -0.02, 0.0001)] == ["+1.2", "−2.0", "0.0"]
+    assert [RMSE.change(v) for v in (1.234, -0.5, 0.0)] == ["+1.23", "−0.500", "0"]
     values = (0.0, 0.00123, 0.5, 12.345, 123.45, 12345.6, -2.5)
     texts = ["0.000", "0.0012", "0.500", "12.35", "123.5", "12\u202f346", "−2.50"]
     assert [plain(v) for v in values] == texts

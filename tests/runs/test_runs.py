@@ -24,6 +24,7 @@ from scaffpd.run.record import RunRecord
 from scaffpd.run.recording import record
 from scaffpd.run.settings.run import RunConfig
 from scaffpd.run.train import Trained, settled
+from scaffpd.tasks.classification import Classification
 from scaffpd.training.metrics import Spread
 
 
@@ -59,11 +60,11 @@ def test_the_record_has_what_was_trained_and_csv_files_have_the_record(tmp_path)
     table = rows(tmp_path / "run" / "clients.csv")
     for own, model in zip(models, found.models, strict=True):
         assert model.certificate == own.result.certificate <= 1e-6
-        assert [s.test_score for s in model.clients] == own.test.accuracy.tolist()
+        assert [s.test_score for s in model.clients] == own.test.score.tolist()
         assert [s.weight for s in model.clients] == own.result.weights.tolist()
         assert model.last.losses == own.result.history.losses[-1].tolist()
         mine = [row for row in table if row["model"] == model.name]
-        assert [float(row["test_accuracy"]) for row in mine] == own.test.accuracy.tolist()
+        assert [float(row["test_accuracy"]) for row in mine] == own.test.score.tolist()
     fair = [row for row in rows(tmp_path / "run" / "rounds.csv") if row["model"] == "fair"]
     assert [float(row["loss[west]"]) for row in fair] == [
         one.losses[2] for one in found.models[1].history
@@ -180,7 +181,7 @@ def test_a_path_suggests_a_point_that_held_out_rows_confirm(held, at):
         point("average", "before", (0.6, 0.9), (0.7, 0.8)),
         point("ρ = 1", "", (0.7, 0.9), held),
     ]
-    prepared = SimpleNamespace(upwards=True, task="", test=[1], model=None)
+    prepared = SimpleNamespace(task=Classification(), test=[1], model=None)
     found = walking.suggested(models, prepared)
     assert [one.role for one in found] == ["before", "after" if at else ""]
     goal = SimpleNamespace(parameter="rho")

@@ -10,19 +10,21 @@ from sklearn import metrics
 from cases.runs import Nobody, asked, patients, trained
 from cases.tables import read as read_table
 from scaffpd.errors import InputError
-from scaffpd.run import scores
 from scaffpd.run.predict import predict
 from scaffpd.run.prepare import prepare
 from scaffpd.run.record import RunRecord
-from scaffpd.run.scores import (
-    calibration,
-    held_out_scores,
-    label_scores,
-    number_scores,
-    reliability,
-)
+from scaffpd.run.scores import held_out_scores
 from scaffpd.run.settings.run import RunConfig
 from scaffpd.run.train import carry_out, settled
+from scaffpd.tasks.base import number_scores
+from scaffpd.tasks.classification import (
+    BINS,
+    PER_BIN,
+    Classification,
+    calibration,
+    label_scores,
+    reliability,
+)
 
 
 def test_scores_of_two_labels_are_those_of_scikit_learn():
@@ -94,7 +96,7 @@ def test_bins_hold_every_row_once_and_equal_probabilities_together(n, digits):
     true = random.uniform(0, 1, n) < p
     bins = reliability(p, true)
     assert sum(b.rows for b in bins) == n
-    assert len(bins) <= max(1, min(scores.BINS, n // scores.PER_BIN))
+    assert len(bins) <= max(1, min(BINS, n // PER_BIN))
     means = [b.mean_probability for b in bins]
     assert means == sorted(means)
     assert all(0 <= b.low <= b.base_rate <= b.high <= 1 for b in bins)
@@ -178,8 +180,8 @@ def test_groups_of_long_numbers_and_of_dates_are_told_apart(tmp_path):
 
 
 def by_group(y, guess, shares, who):
-    groups = scores.score_groups(y, guess, shares, who, ["a", "b"])
-    return {group: found for group, _, found in groups}
+    groups = Classification().by_group(y, guess, shares, who, ["a", "b"])
+    return {row.group: row.values for row in groups}
 
 
 def test_three_labels_without_probabilities_are_scored_alike_where_a_client_has_two_of_them():

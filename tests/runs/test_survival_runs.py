@@ -10,12 +10,13 @@ import pytest
 
 from cases.commands import ran, refusal
 from scaffpd.models.baseline import breslow, brier, kaplan_meier, log_rank
+from scaffpd.models.concordance import interval
 from scaffpd.run.page.figures import figures
 from scaffpd.run.page.tables import effect_table, score_tables
 from scaffpd.run.page.verdict import cautions
 from scaffpd.run.predict import predict
-from scaffpd.run.record import EVERYONE, RunRecord
-from scaffpd.study.concordance import interval
+from scaffpd.run.record import RunRecord
+from scaffpd.tasks.base import EVERYONE
 
 LINE = "train patients.csv --client hospital --time days --event died --curves off --splits 1 -q"
 
@@ -50,7 +51,7 @@ def test_a_table_becomes_models_scores_and_curves(place, capsys):
     write(patients(), lambda died: "1:DECEASED" if died else "0:LIVING")
     ran(f"{LINE} --no-report --out run", capsys)
     run = RunRecord.read(place / "run")
-    assert (run.task, run.measure) == ("survival", "concordance")
+    assert (run.task.name, run.measure.name) == ("survival", "concordance")
     assert run.main.certificate < 1e-5
     everyone = run.score_rows("average")[EVERYONE].values
     assert everyone["concordance"] > 0.6
@@ -100,7 +101,7 @@ def test_periods_are_the_second_way_with_noise_too(place, capsys):
     periods = "--periods 150,300,500"
     ran(f"{LINE} {periods} --no-report --out run", capsys)
     run = RunRecord.read(place / "run")
-    assert run.measure == "concordance"
+    assert run.measure.name == "concordance"
     assert run.remarks[0].startswith("Discrete time: a logistic hazard in each of the periods")
     assert run.main.certificate < 1e-5
     for name in ("average", "fair", "personal"):

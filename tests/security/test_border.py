@@ -167,7 +167,7 @@ def test_numbers_in_the_clear_are_as_many_as_their_parts(tmp_path, fake_clock, m
     """A number more under the name of another part would be one that nobody has read about."""
     recorder, _ = compared(*prepared(tmp_path, "ScaffPD"), monkeypatch)
     clear = {kind: sizes for kind, sizes in recorder.numbers.items() if kind.startswith("clear")}
-    parts = {"clear constants": 7, "clear gradients": 3, "clear evaluate accuracy": 3}
+    parts = {"clear constants": 7, "clear gradients": 3, "clear evaluate score": 3}
     assert clear == {kind: {8 * count} for kind, count in parts.items()}
 
 

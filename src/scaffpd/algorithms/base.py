@@ -315,7 +315,7 @@ def client_weights(kind: str, samples: NDArray[np.int64]) -> Vector:
 def begin(federation: Federation, x0: Tensor | None) -> tuple[Tensor, Vector, NDArray[np.int64]]:
     """Return x⁰, the losses there, and how many samples every client has."""
     x = federation.start() if x0 is None else x0
-    scores = federation.evaluate(x, accuracy=False)
+    scores = federation.evaluate(x, score=False)
     check_finite(scores.loss, federation.names)
     return x, scores.loss, scores.counts
 
@@ -326,7 +326,7 @@ def moved(federation: Federation, state: Moved, x: Tensor, weights: Vector) -> M
     new = replace(state, x=x, losses=unknown_losses, weights=weights, rounds=state.rounds + 1)
     if not new.looks:
         return new
-    return replace(new, losses=federation.evaluate(x, accuracy=False).loss)
+    return replace(new, losses=federation.evaluate(x, score=False).loss)
 
 
 def steepest(smoothness: Vector) -> float:

@@ -21,7 +21,8 @@ from scaffpd.cli.commands import (
 )
 from scaffpd.cli.screens import LINES, MOST, print_table, say, section, terminal
 from scaffpd.errors import InputError, unknown
-from scaffpd.numbers import brief, measured, several, whole
+from scaffpd.files import csv_text, write_file
+from scaffpd.numbers import brief, several, whole
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,19 +32,6 @@ if TYPE_CHECKING:
 
 Columns = dict[str, Iterable[Any]]  # of a CSV file, by name
 FORMATS = ("html", "png", "svg")
-# scores that the terminal shows; the file has all
-HEADS = (
-    "accuracy",
-    "auc",
-    "recall",
-    "precision",
-    "false_positive_rate",
-    "mean_probability",
-    "base_rate",
-    "rmse",
-    "mae",
-    "r2",
-)
 
 
 def end(folder: Path, report: bool, quiet: bool, as_json: bool) -> None:
@@ -102,7 +90,7 @@ def _show_points(console: Console, run: RunRecord) -> None:
     for model in run.models:
         one = model.overall
         if one is not None:
-            values = [measured(v, run.measure) for v in (one.mean, one.worst_20, one.worst)]
+            values = [*map(run.measure.written, (one.mean, one.worst_20, one.worst))]
             gap = "none" if model.certificate is None else f"{model.certificate:.1e}"
             rows.append([model.name, *values, f"{model.rounds or 0:.0f}", gap])
     print_table(console, ("point", "mean", "worst 20 %", "worst", "rounds", "certified gap"), rows)
@@ -116,7 +104,7 @@ def _show_clients(console: Console, run: RunRecord, most: int) -> None:
     if not names:
         return
     shown = [names.index(model.name) for model in run.pair or [run.main]]
-    what = f"{'held-out' if run.split == 'test' else 'training'} {run.measure}"
+    what = f"{'held-out' if run.split == 'test' else 'training'} {run.measure.name}"
     heads = [run.word, "rows", *(f"{what}\n{names[k]}" for k in shown)]
     if run.pair:
         heads.append("change")
@@ -130,7 +118,7 @@ def _show_clients(console: Console, run: RunRecord, most: int) -> None:
         weight = "" if line.score.weight is None else f"{line.score.weight:.3f}"
         name = f"{line.score.client}{' †' if line.few else ''}"
         count = f"{line.score.train_rows}, {line.score.test_rows}"
-        rows.append((-run.sign * better, [name, count, *cells, weight]))
+        rows.append((-run.measure.sign * better, [name, count, *cells, weight]))
     rows.sort(key=lambda row: row[0])
     print_table(console, [*heads, "weight λ"], [row for _, row in rows], "clients.csv", most)
 
@@ -204,7 +192,6 @@ def predict(
     Examples:
         scaffpd predict runs/patients new-patients.csv --keep age
     """
-    from scaffpd.files import csv_text, write_file
     from scaffpd.run.predict import predict as answer
     from scaffpd.run.predict import promise
 
@@ -243,7 +230,7 @@ def predict(
         print_json({**about, "remarks": list(found.remarks), "scores": rows})
         return
     if scored:
-        _show_scores(terminal(), scored, list(map(str, found.labels)))
+        _show_scores(terminal(), found, scored)
     say(terminal(errors=True), *found.remarks)
     click.echo(f"Predicted by the model “{found.model}”.")
     pair = promise(run)
@@ -258,25 +245,25 @@ def _chances(found: Predictions) -> Columns:
     return {f"probability to survive {until:g}": own for until, own in found.survival.items()}
 
 
-def _show_scores(console: Console, rows: list[ScoreRow], labels: list[str]) -> None:
+def _show_scores(console: Console, found: Predictions, rows: list[ScoreRow]) -> None:
     """Print a row per client, all rows together last."""
-    from scaffpd.run.page.tables import COLUMNS, OF_LABEL, written
-
-    shown = [name for name in HEADS if any(name in row.values for row in rows)]
+    columns = found.task.columns.items()
+    shown = {
+        name: one for name, one in columns if one.screen and any(name in row.values for row in rows)
+    }
     cells = [
-        [row.group, whole(row.rows), *(written(name, row.values.get(name)) for name in shown)]
+        [row.group, whole(row.rows), *(own.written(row.values.get(n)) for n, own in shown.items())]
         for row in rows
     ]
-    heads = ["client", "rows", *(COLUMNS[name].replace(" ", "\n") for name in shown)]
+    heads = ["client", "rows", *(own.title.replace(" ", "\n") for own in shown.values())]
     print_table(console, heads, cells, "the .scores.csv file")
-    if len(labels) == 2 and set(OF_LABEL) & set(shown):
-        say(console, f"Recall, precision, expected and true are of “{brief(labels[1], 16)}”.")
+    if len(found.labels) == 2 and any(own.label for own in shown.values()):
+        label = brief(str(found.labels[1]), 16)
+        say(console, f"Recall, precision, expected and true are of “{label}”.")
 
 
 def write_predictions(out: Path, columns: Columns, quiet: bool = False) -> None:
     """Write a CSV file of predictions; probabilities that do not exist are left out."""
-    from scaffpd.files import csv_text, write_file
-
     written = {
         name: ["" if math.isnan(p) else f"{p:.6f}" for p in values]
         if name.startswith("probability")

@@ -242,7 +242,7 @@ def predict(file: Path, model: Path, out: Path) -> None:
     x, setup = read_model(model)
     settings = _settings(file)
     secret = load_or_create(settings.identity)
-    data = Dataset.read(settings, secret, Wanted.of(setup.schema))
+    data = Dataset.read(settings, secret, Wanted.of(setup.schema, setup.task))
     write_predictions(out, {**predicted(data, x, setup)})
 
 

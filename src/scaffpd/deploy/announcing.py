@@ -54,7 +54,7 @@ def phases(terms: FederationTerms) -> list[Phase]:
     private = terms.privacy is not None
     asked = {*UNKNOWN} if not terms.settled else _asked(terms)
     begin = [] if private else [*Commitment.shows]
-    ends = [*Spendings.shows] if private else shown({Scores.kind, f"{Scores.kind}.accuracy"})
+    ends = [*Spendings.shows] if private else shown({Scores.kind, f"{Scores.kind}.score"})
     return [
         Phase("before training", [*begin, *terms.plan().shows(), *LossFacts.shows]),
         Phase("in every round", shown(asked)),

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from scaffpd.data.tabular.columns import CATEGORY, leaking_columns
-from scaffpd.data.tabular.settings import CLASSIFICATION, REGRESSION
 from scaffpd.deploy.dataset import Dataset
 from scaffpd.deploy.flare.serving import expiry_warning
 from scaffpd.deploy.messages import Array, Json
@@ -26,11 +25,11 @@ def site_overview(file: SiloFile, data: Dataset) -> Json:
     return {
         "silo": file.name,
         "fingerprint": Identity.stored(file.identity).card.fingerprint,
-        "task": data.target.task,
+        "task": data.target.task.name,
         "rows": {"train": train, "test": test, "without_target": data.dropped},
         "labels": _labels(data),
         "target": {"smallest": float(y.min()), "mean": float(y.mean()), "largest": float(y.max())}
-        if data.target.task == REGRESSION
+        if not data.target.labels
         else None,
         "columns": [
             {
@@ -50,7 +49,7 @@ def site_overview(file: SiloFile, data: Dataset) -> Json:
 def dictionary(data: Dataset) -> list[str]:
     """Return these columns as federation.toml declares them, for the consortium to agree on."""
     lines = []
-    if data.target.task == CLASSIFICATION:
+    if data.target.labels:
         lines.append(f"labels = {json.dumps(list(data.target.labels))}")
     if data.table.block is not None:
         return [*lines, f"columns = {json.dumps(list(data.table.shape))}"]
@@ -65,10 +64,10 @@ def dictionary(data: Dataset) -> list[str]:
 
 def _labels(data: Dataset) -> list[Json]:
     labels = data.target.labels
-    if data.target.task != CLASSIFICATION:
+    if not labels:
         return []
     train, test = (
-        np.bincount(data.target.values[rows], minlength=len(labels))
+        np.bincount(data.target.values[rows].astype(np.int64), minlength=len(labels))
         for rows in (~data.held, data.held)
     )
     return [
@@ -94,9 +93,7 @@ def warnings(file: SiloFile, data: Dataset) -> Iterator[str]:
         yield f"All values are the same in {_cut(constant)}."
     if data.target.note:
         yield f"The target {data.target.note}."
-    yield from leaking_columns(
-        data.table.columns, data.target.values, data.target.task == CLASSIFICATION
-    )
+    yield from leaking_columns(data.table.columns, data.target.values, bool(data.target.labels))
     for column in data.table.columns:
         if column.note:
             yield f"Column {column.name!r} {column.note}."

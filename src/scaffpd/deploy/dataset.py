@@ -19,10 +19,9 @@ from scaffpd.data.tabular.columns import (
     Matrix,
     array_block,
 )
-from scaffpd.data.tabular.encode import ClientRows, Target, target
+from scaffpd.data.tabular.encode import ClientRows, target
 from scaffpd.data.tabular.formats import entry_table, entry_target, open_table
 from scaffpd.data.tabular.read import read_columns
-from scaffpd.data.tabular.settings import CLASSIFICATION, REGRESSION
 from scaffpd.data.tabular.survival import survived
 from scaffpd.deploy.messages import Array
 from scaffpd.errors import InputError
@@ -30,6 +29,8 @@ from scaffpd.run.settings.methods import load
 from scaffpd.run.settings.model_file import Setup, own_model, predict_encoded
 from scaffpd.run.settings.silo import SiloFile, SiloLimits
 from scaffpd.secure.keys import derived
+from scaffpd.tasks import timed
+from scaffpd.tasks.base import Target, Task
 
 
 class Wanted(NamedTuple):
@@ -37,16 +38,15 @@ class Wanted(NamedTuple):
 
     columns: tuple[str, ...] = ()
     categories: tuple[str, ...] = ()
-    task: str | None = None
-    survival: bool | None = None
+    task: Task | None = None
 
     @classmethod
-    def of(cls, schema: Schema, survival: bool | None = None) -> Wanted:
+    def of(cls, schema: Schema, task: Task) -> Wanted:
         """Read what a schema names."""
         columns = schema["columns"]
         texts = [column["name"] for column in columns if column["kind"] == CATEGORY]
         names = tuple(column["name"] for column in columns)
-        return cls(names, tuple(texts), schema["task"], survival)
+        return cls(names, tuple(texts), task)
 
 
 ANYTHING = Wanted()
@@ -71,13 +71,12 @@ class Dataset(ClientRows):
             return _from_entry(file, secret, wanted, *given)
         assert source.file is not None
         goals = [source.target] if isinstance(source.target, str) else source.target
-        if wanted.survival not in (None, len(goals) > 1):
+        task = timed() if len(goals) > 1 else wanted.task
+        if wanted.task is not None and wanted.task.timed != (len(goals) > 1):
             has = "times to an event" if len(goals) > 1 else "no times to an event"
             raise InputError("task-not-agreed", f"{owner} has {has}, unlike the agreement.")
         opened = open_table(source.file)
-        needed = {goals[0]: "label" if wanted.task == CLASSIFICATION else "target"}
-        if len(goals) > 1:
-            needed = dict(zip(goals, ("time", "event", "entry"), strict=False))
+        needed = dict(zip(goals, ("target",) if task is None else task.roles, strict=False))
         names = wanted.columns or [name for name in opened.names if name not in needed]
         found, dropped = read_columns(
             opened,
@@ -93,7 +92,6 @@ class Dataset(ClientRows):
         if more:
             goal, extra = survived(goal, more[0], more[1] if more[1:] else None, [])
             extra = (*extra, np.zeros(len(goal.values)))[:2]  # on its own clock, from zero on
-        task = REGRESSION if more else wanted.task
         goal_read = target(owner, goal, task)
         return _split(file, secret, features, goal_read, sum(dropped.values()), extra)
 

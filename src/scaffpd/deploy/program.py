@@ -30,7 +30,7 @@ from scaffpd.federation import ClientScores, Federation
 from scaffpd.files import write_file
 from scaffpd.models import Linear, Personal
 from scaffpd.models.personal import base_of
-from scaffpd.pipeline.columns import Problem, agreed, problem
+from scaffpd.pipeline.columns import Ready, agreed, problem
 from scaffpd.pipeline.sites import NamedModel
 from scaffpd.run.settings.federation import FederationTerms
 from scaffpd.run.settings.model_file import Setup, finite
@@ -156,7 +156,7 @@ def _states(fact: Json) -> list[list[object]]:
     return given
 
 
-def _setup(terms: FederationTerms, agreement: Agreement, ready: Problem) -> Setup:
+def _setup(terms: FederationTerms, agreement: Agreement, ready: Ready) -> Setup:
     """Describe what the parameters expect of a row."""
     found = Setup(terms.linear(), *ready.encoding, dict(agreement.values["noise"]))
     if isinstance(ready.model, NamedModel):

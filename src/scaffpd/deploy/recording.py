@@ -9,7 +9,6 @@ import numpy as np
 import scaffpd
 import scaffpd.training.history as disk
 from scaffpd.algorithms import MinimaxSums
-from scaffpd.data.tabular.settings import CLASSIFICATION, REGRESSION
 from scaffpd.deploy.deployed_run import DeployedRun, Outcome
 from scaffpd.deploy.flare.serving import expiry_warning
 from scaffpd.deploy.messages import Json
@@ -18,6 +17,7 @@ from scaffpd.numbers import capital
 from scaffpd.run.record import ClientScore, ModelRecord, Overall, PrivacyRecord, RunRecord
 from scaffpd.run.recording import round_records
 from scaffpd.run.settings.federation import FederationFile
+from scaffpd.tasks.base import LOSS
 from scaffpd.training.history import History
 
 MODEL = "deployed"  # the model's name
@@ -34,7 +34,8 @@ def record_of(
         arrays, about = disk.read(folder.checkpoint)
         history = History.unpack(about["names"], arrays)
     scores = {} if done is None else done.scores
-    rated = any(np.isfinite(part.accuracy).any() for part in scores.values())
+    rated = any(np.isfinite(part.score).any() for part in scores.values())
+    measure = file.task.measure if rated else LOSS
     tested = "test" in scores
     privacy = None
     if done is not None and file.privacy is not None:
@@ -59,7 +60,7 @@ def record_of(
         message=outcome.sentence,
         certificate=outcome.certificate,
         rounds=outcome.rounds,
-        overall=Overall.of(values, rated),
+        overall=Overall.of(values, measure.upwards),
         clients=clients,
         history=rounds,
         **{name: last.get(name) for name in ("exchanges", "bytes_up", "bytes_down", "seconds")},
@@ -70,8 +71,8 @@ def record_of(
         command="" if outcome.final else f"scaffpd deploy run {file.path.name}",
         made=datetime.now(UTC).isoformat(timespec="seconds"),
         version=scaffpd.__version__,
-        task=REGRESSION if file.labels is None else CLASSIFICATION,
-        measure="accuracy" if rated else "loss",
+        task=file.task,
+        measure=measure,
         split="test" if tested else "train",
         labels=list(map(str, file.labels or ())),
         word="silo",
@@ -108,7 +109,7 @@ def _clients(file: FederationFile, done: Finished, rated: bool) -> list[ClientSc
         for split, part in scores.items():
             own[f"{split}_rows"] = int(part.counts[i])
             own[f"{split}_loss"] = float(part.loss[i])
-            own[f"{split}_score"] = float(part.accuracy[i] if rated else part.loss[i])
+            own[f"{split}_score"] = float(part.score[i] if rated else part.loss[i])
         if not scores:
             own["train_loss"] = own["train_score"] = float(result.history[f"loss[{name}]"][-1])
         found.append(ClientScore(client=name, **own))

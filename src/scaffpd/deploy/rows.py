@@ -17,7 +17,6 @@ from scaffpd.deploy.ledger import Entrant, TableLedger
 from scaffpd.deploy.transcript import Journal, Weightings
 from scaffpd.errors import InputError
 from scaffpd.files import JsonLines, load_or_create, make_folder
-from scaffpd.models.cox import COX
 from scaffpd.pipeline.sites import Encoding, Model, NamedModel
 from scaffpd.privacy import Private
 from scaffpd.privacy.accountant import Account, ReleaseEntry
@@ -50,9 +49,7 @@ class SiloRows:
         self._secret = load_or_create(file.identity)
         self._fresh = secret_bytes(None)  # noise is drawn from it, and it never touches a disk
         self._counted = JsonLines(self.folder / "counts.jsonl")
-        self.data = Dataset.read(
-            file, self._secret, Wanted.of(terms.encoding(), terms.model.kind == COX)
-        )
+        self.data = Dataset.read(file, self._secret, Wanted.of(terms.encoding(), terms.task))
         self.data.check(file.limits)
         # All rows, whichever are held out: silos of the same table hold out others, and sums over
         # most of the same rows show nearly what sums over the same ones do.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.algorithms.base import OWN_SUMS, Algorithm
@@ -79,13 +79,13 @@ class SiloSites:
             own = question.answer(self.rows.data, 0)
         return self._posted(question, own.ravel()).reshape(question.shape)
 
-    def _posted(self, question: RowQuestion, own: Matrix | np.ndarray[Any, Any]) -> Matrix:
+    def _posted(self, question: RowQuestion, own: Matrix | NDArray[np.int64]) -> Matrix:
         if not question.whole:
             return self.session.wide_total(question.part, own)
         places = Places.usual(len(own), len(self.names), 0)
         return self.session.total(question.part, own.astype(np.int64), places)
 
-    def agree(self, kind: str, values: Mapping[str, Any], arrays: Arrays) -> Arrays:
+    def agree(self, kind: str, values: Mapping[str, object], arrays: Arrays) -> Arrays:
         """Let the first silo propose what all know."""
         return self.session.propose(kind, values, arrays)[1]
 

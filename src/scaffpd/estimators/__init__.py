@@ -28,10 +28,12 @@ from scaffpd.estimators.base import (
 )
 from scaffpd.estimators.survival import FairFederatedSurvival
 from scaffpd.models.losses import loss_named
+from scaffpd.tasks import TASKS, solving
+from scaffpd.tasks.classification import Classification
 
 __all__ = ["FairFederatedClassifier", "FairFederatedRegressor", "FairFederatedSurvival"]
 
-REGRESSIONS = ("squared", "poisson")
+REGRESSIONS = [loss for one in TASKS if not (one.labelled or one.timed) for loss in one.losses]
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -113,8 +115,7 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
                 "one-class",
                 f"A classifier needs two classes, but there is only one class here: {only!r}.",
             )
-        loss, classes = ("logistic", None) if k == 2 else ("softmax", k)
-        weights, self.intercept_ = self._train(X, labels, group, loss, classes, shares)
+        weights, self.intercept_ = self._train(X, labels, group, Classification(), k, shares)
         self.coef_ = np.ascontiguousarray(weights.T)
         self.client_scores_ = self._scores(y, self._labels(self._outputs(X, group)), group, shares)
         return self._finish()
@@ -194,7 +195,7 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
             raise unknown("loss", self.loss, REGRESSIONS)
         X, y, group, shares = self._rows(X, y, clients, sample_weight, y_numeric=True)
         y = np.asarray(y, dtype=np.float64)
-        weights, intercept = self._train(X, y, group, self.loss, None, shares)
+        weights, intercept = self._train(X, y, group, solving(self.loss, False), 0, shares)
         self.coef_ = np.ascontiguousarray(weights[:, 0])
         self.intercept_ = float(intercept[0])
         self.client_scores_ = self._scores(y, self._mean(self._outputs(X, group)), group, shares)

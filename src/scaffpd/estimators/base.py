@@ -28,6 +28,7 @@ from scaffpd.objectives.base import Objective
 from scaffpd.privacy import LOCAL_STEPS, RADIUS, ROUNDS, Private, Spent, private_ridge
 from scaffpd.privacy.counts import PrivateCounting, spent_on_counts
 from scaffpd.privacy.noise import secret_bytes
+from scaffpd.tasks.base import Task
 from scaffpd.training.cohort import Cohort
 from scaffpd.training.curves import Curves
 from scaffpd.training.loop import Result, Status, train
@@ -235,8 +236,8 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         X: Array,
         y: Labels,
         group: Grouping,
-        loss: str,
-        classes: int | None,
+        task: Task,
+        classes: int,
         row_weights: Array | None,
     ) -> tuple[Array, Array]:
         """Train on the clients' rows; return weights (features × outputs) and intercepts."""
@@ -252,7 +253,7 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         targets: list[Labels] = group.split(y)
         shares = None if row_weights is None else group.split(row_weights)
         outputs = Scale.none(1)
-        if self.standardise and loss == "squared":
+        if self.standardise and task.scaled:
             numbers = [part.astype(np.float64) for part in targets]
             outputs = Scale.of([part[:, None] for part in numbers], intercept, "Target", shares)
             targets = [outputs(part) for part in numbers]
@@ -262,7 +263,7 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         counts = self._counting() if self.curves and self.epsilon is not None else None
         if self.curves:
             known = getattr(self, "feature_names_in_", None)
-            beside = Linear(loss, AUTO, intercept, classes, shares is not None)
+            beside = task.linear(AUTO, classes, intercept, weighted=shares is not None)
             rows = dict(zip(group.names, zip(parts, targets, strict=True), strict=True))
             counting = plainly if counts is None else counts
             self.curves_ = Curves(self.pairs).fit(rows, known, beside, counting)
@@ -276,7 +277,8 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
                 inputs = replace(inputs, deviation=unscaled)
         ridge = self._ridge(width)
         groups = None if self.curves_ is None else self.curves_.groups
-        model = Linear(loss, ridge, intercept, classes, shares is not None, groups)
+        weighted = shares is not None
+        model = task.linear(ridge, classes, intercept, weighted=weighted, groups=groups)
         pairs = [(inputs(part), target) for part, target in zip(parts, targets, strict=True)]
         trained: Linear | Private | Personal = model
         if self.personal is not False:

@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from scaffpd.errors import InputError
 from scaffpd.estimators.base import Array, Data, FairFederated, Grouping, grouping
 from scaffpd.models.baseline import Steps, breslow, concordance, order_of_pairs
+from scaffpd.tasks import timed
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -33,7 +34,7 @@ class FairFederatedSurvival(FairFederated):
         table = times_and_events(y)
         X, rows, group, shares = self._rows(X, np.arange(len(table)), clients, sample_weight)
         table = table[rows]
-        weights, _ = self._train(X, table, group, "cox", None, shares)
+        weights, _ = self._train(X, table, group, timed(), 0, shares)
         self.coef_ = np.ascontiguousarray(weights[:, 0])
         self.intercept_ = 0.0
         risk = self._outputs(X, group)

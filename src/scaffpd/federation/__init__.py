@@ -285,18 +285,18 @@ class Federation:
         )
 
     def evaluate(
-        self, x: Tensor | NDArray[np.float64], split: str = "train", accuracy: bool = True
+        self, x: Tensor | NDArray[np.float64], split: str = "train", score: bool = True
     ) -> ClientScores:
-        """Return per-client loss, accuracy and sample counts of x on "train" or "test".
+        """Return per-client loss, score and sample counts of x on "train" or "test".
 
         The loss is f_i(x), regulariser included. A `Personal` model is scored at each client's own
         u_i(x), from its training rows, by the mean loss of the rows alone: its regulariser is on x.
-        Without `accuracy` it is NaN: silos reveal few of them.
+        Without `score` that is NaN: silos reveal few of them.
         """
-        question = Scores(self.point(x), split, accuracy)
+        question = Scores(self.point(x), split, score)
         reply = self.channel.ask(question, self._everyone.chosen)
         found = {name: self._everyone.scattered(part()) for name, part in reply.numbers.items()}
-        right = found.get("accuracy", np.full(len(self._names), np.nan))
+        right = found.get("score", np.full(len(self._names), np.nan))
         return ClientScores(self._names, found["loss"], right, found["count"].astype(np.int64))
 
     def own_models(self, x: Tensor | NDArray[np.float64]) -> Tensor | None:

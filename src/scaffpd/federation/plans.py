@@ -108,13 +108,13 @@ class ClientScores:
         names: the clients.
         loss: f_i(x) on the chosen split, regulariser included; for a `Personal` model the mean loss
             of the client's own u_i, without one.
-        accuracy: share of correct labels; NaN for regression.
+        score: share of correct labels, concordance of times to an event; NaN for numbers.
         counts: number of samples.
     """
 
     names: tuple[str, ...]
     loss: Vector
-    accuracy: Vector
+    score: Vector
     counts: NDArray[np.int64] = field(repr=False)
 
 

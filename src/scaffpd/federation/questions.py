@@ -176,7 +176,7 @@ class ClientSide(Protocol):
         """Solve for the clients' own models, once for as long as the question is in use."""
 
     def scores(self, x: Tensor, split: str) -> tuple[Vector, Vector, NDArray[np.int64]]:
-        """Return loss, accuracy and number of samples on the "train" or "test" rows."""
+        """Return loss, score and number of samples on the "train" or "test" rows."""
 
 
 SPLITS = ("train", "test")
@@ -421,36 +421,36 @@ class Diagonal(Question):
 
 @dataclass(frozen=True, eq=False)
 class Scores(Question):
-    """Loss, accuracy and number of samples on "train" or "test" rows, for the logs: not counted.
+    """Loss, score and number of samples on "train" or "test" rows, for the logs: not counted.
 
     Attributes:
-        accuracy: whether to compute the accuracy; else it is NaN. Silos reveal few of them.
+        score: whether to compute the score; else it is NaN. Silos reveal few of them.
     """
 
     kind = "evaluate"
     shows = (
         each("loss", "your loss"),
         each("count", "how many rows that is over"),
-        each("accuracy", "your score", extra=True),
+        each("score", "your score", extra=True),
     )
     sent = None
 
     x: Tensor
     split: str = "train"
-    accuracy: bool = True
+    score: bool = True
 
     def __post_init__(self) -> None:
         if self.split not in SPLITS:
             raise unknown("split", self.split, SPLITS)
 
     def revealed(self, d: int) -> dict[str, tuple[int, ...]]:
-        """Return the accuracy as well, if it is asked for."""
-        return super().revealed(d) | ({"accuracy": ()} if self.accuracy else {})
+        """Return the score as well, if it is asked for."""
+        return super().revealed(d) | ({"score": ()} if self.score else {})
 
     def answer(self, clients: ClientSide) -> Reply:
         """Return two or three numbers per client."""
         loss, right, count = clients.scores(self.x, self.split)
-        parts = {"loss": loss, "count": count} | ({"accuracy": right} if self.accuracy else {})
+        parts = {"loss": loss, "count": count} | ({"score": right} if self.score else {})
         found = {name: np.asarray(part, dtype=np.float64) for name, part in parts.items()}
         return Reply({name: torch.from_numpy(part).clone for name, part in found.items()})
 

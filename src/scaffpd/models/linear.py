@@ -134,6 +134,25 @@ class Linear:
         return self.loss in TIMES
 
     @property
+    def called(self) -> str:
+        """Its name in words."""
+        if not self.timed:
+            return loss_named(self.loss).called or self.loss
+        if self.periods:
+            return "logistic hazards of periods"
+        return "Cox's model, risk sets within clients"
+
+    @property
+    def summed(self) -> bool:
+        """Whether a client's loss is a sum over its rows; Cox's is one over sets of rows."""
+        return self.loss != COX
+
+    @property
+    def uneven(self) -> bool:
+        """Whether the slope of a row's loss grows with its target, as for counts."""
+        return not self.timed and loss_named(self.loss).uneven
+
+    @property
     def beyond(self) -> tuple[str, ...]:
         """Names of the coefficients behind those of the features."""
         return (*("intercept",) * self.intercept, *(f"until {end:g}" for end in self.periods))
@@ -274,6 +293,12 @@ class Linear:
             self.ridge(oracle.rows.A.shape[1], oracle.outputs, oracle.rows.A.device)
         )
 
+    def with_classes(self, labels: Sequence[Array]) -> Linear:
+        """Return the model with its number of classes: a group of clients may not have all."""
+        if self.loss != "softmax" or self.classes is not None:
+            return self
+        return replace(self, classes=max(2, 1 + max(int(np.max(y)) for y in labels)))
+
     def reshape(self, x: NDArray[np.float64] | Tensor, features: int) -> Coefficients:
         """Reshape a flat x to (features × outputs) weights and, if any, the outputs' offsets."""
         flat = np.asarray(x.detach().cpu() if isinstance(x, Tensor) else x)
@@ -290,9 +315,21 @@ class Linear:
         self, x: NDArray[np.float64] | Tensor, rows: NDArray[np.float64]
     ) -> NDArray[np.float64]:
         """Return the expectation of every row, a count's mean; of times ⟨a_j, x⟩."""
-        if self.timed:
-            return self.outputs(x, rows)[:, 0]
-        return loss_named(self.loss).mean(self.outputs(x, rows)[:, 0])
+        return self.means(self.outputs(x, rows))[:, 0]
+
+    def means(self, z: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return expectations for outputs z; z itself for times."""
+        return z if self.timed else loss_named(self.loss).mean(z)
+
+    def row_losses(self, z: NDArray[np.float64], y: Array) -> tuple[Vector, Vector | None]:
+        """Return the loss of every row with outputs z, and whether its label is right; `None` for
+        numbers.
+        """
+        loss = loss_named(self.loss)
+        outputs = torch.from_numpy(np.ascontiguousarray(z))
+        target = torch.from_numpy(np.asarray(loss.encode([y], ["rows"], self.classes).arrays[0]))
+        hit = loss.correct(outputs, target)
+        return loss.value(outputs, target).numpy(), None if hit is None else hit.double().numpy()
 
     def outputs(
         self, x: NDArray[np.float64] | Tensor, rows: NDArray[np.float64]

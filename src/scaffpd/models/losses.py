@@ -49,13 +49,18 @@ class Loss(ABC):
     """ℓ(z, y) with its derivatives.
 
     `curvature` bounds the largest eigenvalue of ∂²ℓ/∂z². If that depends on y, the bound is
-    curvature + `per_target`·y, for y >= 0. `quadratic` means that ∂²ℓ/∂z² is the same everywhere.
+    curvature + `per_target`·y, for y >= 0. `quadratic` means that ∂²ℓ/∂z² is the same everywhere,
+    `not_negative` that ℓ never falls below zero, as methods need it that leave losses at silos.
     """
 
     name: str
     curvature: float
     per_target: float = 0.0
     quadratic: bool = False
+    called: str = ""  # the model that has it, in words
+    labels: bool = False  # whether targets are labels
+    binary: bool = False  # two of them
+    not_negative: bool = False
 
     @abstractmethod
     def encode(self, labels: list[Array], names: Sequence[str], classes: int | None) -> Targets:
@@ -100,6 +105,10 @@ class Loss(ABC):
         """Return the expectation of y for a prediction z."""
         return z
 
+    def link(self, mean: NDArray[np.float64], least: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return z for an expectation of y, of labels for shares of each, of `least` at least."""
+        return mean
+
     def correct(self, z: Tensor, y: Tensor) -> Tensor | None:
         """Return whether each sample is classified correctly; `None` for regression."""
         return None
@@ -113,6 +122,8 @@ class Squared(Loss):
     """Squared loss ℓ = ‖z − y‖²: f_i(x) = (1/m)‖A x − y‖² + (l2/2)‖x‖² as in the paper."""
 
     name = "squared"
+    called = "least squares"
+    not_negative = True
     curvature = 2.0
     quadratic = True
 
@@ -169,6 +180,8 @@ class Logistic(Loss):
     """
 
     name = "logistic"
+    called = "logistic regression"
+    labels = binary = not_negative = True
     curvature = 0.25
 
     def encode(self, labels: list[Array], names: Sequence[str], classes: int | None) -> Targets:
@@ -198,6 +211,11 @@ class Logistic(Loss):
         """Return σ(z) σ(−z)."""
         return torch.sigmoid(z) * torch.sigmoid(-z)
 
+    def link(self, mean: NDArray[np.float64], least: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the log-odds of the second label."""
+        logs = np.log(np.maximum(mean, least))
+        return logs[:, 1:] - logs[:, :1]
+
     def correct(self, z: Tensor, y: Tensor) -> Tensor | None:
         """Return whether the label agrees with z > 0."""
         return ((z > 0) == (y < 0)).squeeze(-1)
@@ -207,6 +225,8 @@ class Softmax(Loss):
     """Softmax loss ℓ = log Σ_k e^{z_k} − z_y for integer labels y: the negative log-likelihood."""
 
     name = "softmax"
+    called = "softmax regression"
+    labels = not_negative = True
     curvature = 0.5
 
     def encode(self, labels: list[Array], names: Sequence[str], classes: int | None) -> Targets:
@@ -248,6 +268,10 @@ class Softmax(Loss):
         p = torch.softmax(z, -1)
         return p * (1 - p)
 
+    def link(self, mean: NDArray[np.float64], least: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return logarithms."""
+        return np.log(np.maximum(mean, least))
+
     def correct(self, z: Tensor, y: Tensor) -> Tensor | None:
         """Return whether the largest output is the label."""
         return z.argmax(-1) == y.squeeze(-1)
@@ -268,6 +292,7 @@ class Poisson(Loss):
     """
 
     name = "poisson"
+    called = "Poisson regression"
     curvature = 0.25
     per_target = 0.17
     largest = float("inf")
@@ -311,6 +336,11 @@ class Poisson(Loss):
     def mean(self, z: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return μ = log(1 + e^z)."""
         return np.logaddexp(z, 0.0)
+
+    def link(self, mean: NDArray[np.float64], least: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return log(e^μ − 1)."""
+        mean = np.maximum(mean, least)
+        return mean + np.log(-np.expm1(-mean))
 
     @staticmethod
     def _ratio(z: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
+from scipy.special import stdtrit
 from torch import Tensor
 
 from scaffpd.objectives.base import UNDERFLOW
@@ -21,6 +22,12 @@ SINGLE = 2.0**-24
 LEAST = 2.0**-1022
 # Bounds on rounding are rounded themselves.
 SAFE = 1.01
+CONFIDENCE = 0.95  # of intervals
+
+
+def student(freedom: float) -> float:
+    """Return half of the width of a 95 % interval, in standard errors."""
+    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
 
 
 def gamma(n: float, unit: float = UNIT) -> float:

@@ -66,7 +66,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Problem:
+class Ready:
     """Sites that can train."""
 
     encoding: Encoding
@@ -99,12 +99,12 @@ def scaled(schema: Schema, sites: Sites) -> Encoding:
     return Encoding(schema, *scale_of(schema, total))
 
 
-def problem(encoding: Encoding, sites: Sites, model: Model) -> Problem:
+def problem(encoding: Encoding, sites: Sites, model: Model) -> Ready:
     """Return the sites with a model, whose strengths are settled where it leaves them open."""
     federation = sites.federation(encoding, model)
     strengths = [model.strength] if isinstance(model, Personal) else []
     if AUTO not in (*strengths, getattr(base_of(model), "l2", None)):
-        return Problem(encoding, model, federation)
+        return Ready(encoding, model, federation)
     size = federation.dimension * (federation.dimension + 1) // 2
     if size > sites.room:
         raise InputError(
@@ -119,7 +119,7 @@ def problem(encoding: Encoding, sites: Sites, model: Model) -> Problem:
     found = replace(
         found, l2=same["l2"], strength=same["strength"], x=torch.from_numpy(np.array(same["x"]))
     )
-    return Problem(encoding, with_strengths(model, found), settled(federation, model, found), found)
+    return Ready(encoding, with_strengths(model, found), settled(federation, model, found), found)
 
 
 def with_strengths(model: Model, found: Strengths) -> Model:

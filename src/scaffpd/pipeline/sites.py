@@ -7,8 +7,9 @@ There are two makers: rows in this process (`SitesHere`), and a session of maske
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -19,7 +20,7 @@ from scaffpd.data.tabular.questions import RowQuestion
 from scaffpd.federation import Federation
 from scaffpd.models import Linear, Personal
 
-Arrays = Mapping[str, NDArray[Any]]
+Arrays = Mapping[str, NDArray[np.float64]]
 
 
 class NamedModel(NamedTuple):
@@ -56,7 +57,7 @@ class Sites(Protocol):
     def total(self, question: RowQuestion) -> Matrix:
         """Return the sum of all sites' answers."""
 
-    def agree(self, kind: str, values: Mapping[str, Any], arrays: Arrays) -> Arrays:
+    def agree(self, kind: str, values: Mapping[str, object], arrays: Arrays) -> Arrays:
         """Return the arrays with the first site's last digits; refuse other values."""
 
     def federation(self, encoding: Encoding, model: Model) -> Federation:

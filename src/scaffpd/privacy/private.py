@@ -14,7 +14,7 @@ from scaffpd.errors import InputError, count, positive, real
 from scaffpd.federation import Constants
 from scaffpd.federation.plans import ReleaseCounts
 from scaffpd.models import Linear, Module
-from scaffpd.models.cox import COX, refuse_noise
+from scaffpd.models.cox import refuse_noise
 from scaffpd.models.glm import LinearOracle
 from scaffpd.models.linear import AUTO
 from scaffpd.models.losses import loss_named
@@ -128,9 +128,9 @@ class Private:
                 "private-evidence",
                 "Private needs l2 as a number: strengths by evidence are not private.",
             )
-        if isinstance(self.model, Linear) and self.model.loss == COX:
+        if isinstance(self.model, Linear) and not self.model.summed:
             refuse_noise()
-        if isinstance(self.model, Linear) and (self.model.weighted or self.model.loss == "poisson"):
+        if isinstance(self.model, Linear) and (self.model.weighted or self.model.uneven):
             raise InputError(
                 "private-rows-weighted",
                 "Private takes neither weighted rows nor counts: the slope of their loss depends "

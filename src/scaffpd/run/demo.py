@@ -22,6 +22,7 @@ from scaffpd.run.recording import exports, record
 from scaffpd.run.train import Trained, train_model
 from scaffpd.study.gains import AVERAGE, FAIR, PERSONAL, Joining
 from scaffpd.study.joining import joining, joint_mode
+from scaffpd.tasks.regression import Regression
 from scaffpd.training.cohort import Cohort
 
 TOL = 1e-8
@@ -85,7 +86,7 @@ def _stations(seed: int) -> Prepared:
     rows = sum(len(y) for _, y in [*silos.train, *silos.test])
     about = f"Beijing air quality (Chen 2017, UCI, CC BY 4.0): {rows} days, {len(columns)} columns"
     model = Linear("squared", "auto", intercept=True)
-    return Prepared(names, train, test, model, "regression", (), about, "station")
+    return Prepared(names, train, test, model, Regression(), (), about, "station")
 
 
 def write_stations(study: StationStudy, folder: Path, command: str) -> None:

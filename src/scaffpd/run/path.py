@@ -83,7 +83,7 @@ def suggested(models: Sequence[Trained], prepared: Prepared) -> list[Trained]:
     Training rows choose it, so that held-out rows can tell what it is worth.
     """
     at = _chosen(models, prepared)
-    if not knee([models[k].spread(prepared) for k in (0, at)], prepared.upwards):
+    if not knee([models[k].spread(prepared) for k in (0, at)], prepared.task.measure.upwards):
         at = 0
     return [
         replace(one, role="after") if k == at and k > 0 else one for k, one in enumerate(models)
@@ -91,8 +91,8 @@ def suggested(models: Sequence[Trained], prepared: Prepared) -> list[Trained]:
 
 
 def _chosen(models: Sequence[Trained], prepared: Prepared) -> int:
-    up = prepared.upwards
-    return knee([spread(one.train, one.train.accuracy, up) for one in models], up)
+    up = prepared.task.measure.upwards
+    return knee([spread(one.train, one.train.score, up) for one in models], up)
 
 
 def about(config: RunConfig, prepared: Prepared, models: Sequence[Trained]) -> PathRecord:
@@ -116,12 +116,9 @@ def _reason(models: Sequence[Trained], prepared: Prepared) -> str:
         )
     before = models[0].spread(prepared)
     after = chosen.spread(prepared)
-    texts = []
-    for gain in (after.worst_20 - before.worst_20, after.mean - before.mean):
-        # ties are rounded away from zero: sums in another order must not change the text
-        points = f"{100 * gain * (1 + 1e-9):+.1f} points"
-        texts.append((points if prepared.upwards else f"{gain:+.3g} in error").replace("-", "−"))
-    moved = f"{texts[0]} for the worst-served fifth, {texts[1]} for the mean"
+    step = prepared.task.measure.step
+    worst = step(after.worst_20 - before.worst_20)
+    moved = f"{worst} for the worst-served fifth, {step(after.mean - before.mean)} for the mean"
     if main_model(models) is models[0]:
         return (
             f"{AVERAGE}; {chosen.name}, chosen on training rows, "

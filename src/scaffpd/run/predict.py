@@ -20,17 +20,22 @@ from scaffpd.data.tabular.columns import (
     Mask,
     Matrix,
 )
-from scaffpd.data.tabular.encode import ClientRows, Target
+from scaffpd.data.tabular.encode import ClientRows
 from scaffpd.data.tabular.formats import OpenTable, open_table
 from scaffpd.data.tabular.read import number, read_columns
 from scaffpd.errors import InputError, unknown
-from scaffpd.models.cox import TIMES
-from scaffpd.models.periods import survival_at
 from scaffpd.numbers import several
 from scaffpd.run.record import RunRecord, ScoreRow, TableReading, is_run
-from scaffpd.run.scores import score_groups
-from scaffpd.run.settings.model_file import Answer, Setup, predict_encoded, read_model, read_owners
+from scaffpd.run.settings.model_file import (
+    Answer,
+    Setup,
+    linear,
+    predict_encoded,
+    read_model,
+    read_owners,
+)
 from scaffpd.study.gains import MODELS
+from scaffpd.tasks.base import Target, Task
 
 NOBODY = ""  # rows without a client belong together
 Fills = Mapping[str, Mapping[str, float | str]]
@@ -40,6 +45,7 @@ Fills = Mapping[str, Mapping[str, float | str]]
 class Predictions:
     """Predictions for all rows of a file, in its order."""
 
+    task: Task
     clients: list[str]  # whose each row is; empty texts where that is not known
     predicted: list[Answer]
     # the probability of every label; no columns where there is none
@@ -73,15 +79,11 @@ class Predictions:
             place = {label: k for k, label in enumerate(self.labels)}
             y = [place.get(label, -1) for label in y if label is not None]
             guess = [place.get(label, -1) for label in guess if label is not None]
-        shares = self.shares[known] if self.labels else None
         groups = np.array(names, dtype=object)
-        order = sorted(set(names))
-        return [
-            ScoreRow(model="", by="client", group=group, rows=rows, values=found)
-            for group, rows, found in score_groups(
-                np.array(y), np.array(guess), shares, groups, order
-            )
-        ]
+        found = self.task.by_group(
+            np.array(y), np.array(guess), self.shares[known], groups, sorted(set(names))
+        )
+        return [ScoreRow(model="", **row._asdict()) for row in found]
 
 
 def predict(
@@ -141,17 +143,15 @@ def predict(
         unsure.append(f"{rows_of}: predicted by the shared model.")
     predicted, shares = _answers(X, x, setup, whose, owners)
     survival = None
-    if setup.model.get("loss") in TIMES:
+    if setup.task.timed:
         truth = None  # times alone say nothing
-        ends = setup.model.get("periods")
-        if ends:
-            place = {name: k + 1 for k, name in enumerate(owners)}
-            own = x[[place.get(name, 0) for name in names]] if owners else x[None]
-            risks = np.array(predicted, dtype=np.float64)
-            chances = survival_at(np.array(ends), risks, own[:, -len(ends) :], ends)
-            survival = dict(zip(ends, chances.T, strict=True))
-        else:
-            survival = _survival(record.score_rows(used) if record else {}, names, predicted)
+        place = {name: k + 1 for k, name in enumerate(owners)}
+        own = [x[place.get(name, 0)] if owners else x for name in names]
+        hazards = _hazards(record.score_rows(used) if record else {})
+        risks = np.array(predicted, dtype=np.float64)
+        survival = setup.task.chances(
+            linear(setup.model), own, risks, [hazards.get(name) for name in names]
+        )
     if "exposure" in setup.model:
         offset, usual = setup.model["exposure"]
         if offset in table.names:
@@ -161,24 +161,18 @@ def predict(
             unsure.append(f"No column {offset!r}: counts are for an exposure of {usual:g}.")
     copied = {name: table.columns[name].to_pylist() for name in copy}
     said = (*remarks, *unsure)
-    return Predictions(names, predicted, shares, copied, labels, truth, said, survival, used)
+    return Predictions(
+        setup.task, names, predicted, shares, copied, labels, truth, said, survival, used
+    )
 
 
-def _survival(
-    rows: Mapping[str, ScoreRow], clients: Sequence[str], risks: Sequence[Answer]
-) -> dict[float, Matrix]:
-    """Return a time, and every row's chance to survive it by its client's own baseline."""
-    known = {
+def _hazards(rows: Mapping[str, ScoreRow]) -> dict[str, tuple[float, float]]:
+    """Return every client's cumulative hazard until a time, and that time."""
+    return {
         name: (hazard, row.values["horizon"] or 0.0)
         for name, row in rows.items()
         if (hazard := row.values.get("hazard")) is not None
     }
-    if not known:
-        return {}
-    hazards = np.array([known.get(name, (np.nan, 0))[0] for name in clients], dtype=np.float64)
-    with np.errstate(over="ignore"):
-        chance = np.exp(-hazards * np.exp(np.array(risks, dtype=np.float64)))
-    return {next(iter(known.values()))[1]: chance}
 
 
 def promise(run: Path) -> str | None:
@@ -352,5 +346,5 @@ def _columns(
 
 def _encoded(file: Path, own: FeatureTable, setup: Setup) -> Matrix:
     nobody: Mask = np.zeros(own.rows, dtype=bool)
-    rows = ClientRows(file.name, own, Target("regression", np.zeros(own.rows)), nobody)
+    rows = ClientRows(file.name, own, Target(setup.task, np.zeros(own.rows)), nobody)
     return rows.matrix(setup.schema, setup.mean, setup.deviation, ~nobody, bool(setup.privacy))

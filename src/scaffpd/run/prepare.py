@@ -17,17 +17,10 @@ from scaffpd.data.tabular.agree import Schema, encoded_features, features
 from scaffpd.data.tabular.clients import Clients, read_clients
 from scaffpd.data.tabular.columns import CATEGORY, NUMBER
 from scaffpd.data.tabular.encode import fills
-from scaffpd.data.tabular.settings import (
-    CLASSIFICATION,
-    COUNTS,
-    REGRESSION,
-    SURVIVAL,
-    TableSettings,
-)
+from scaffpd.data.tabular.settings import TableSettings
 from scaffpd.errors import InputError, unknown
 from scaffpd.federation import ClientScores, Vector
 from scaffpd.models import Linear, Personal, regulariser
-from scaffpd.models.baseline import concordance
 from scaffpd.models.cox import refuse_noise
 from scaffpd.models.linear import nearly_free
 from scaffpd.numbers import several
@@ -37,33 +30,18 @@ from scaffpd.privacy.private import RIDGE, private_ridge
 from scaffpd.run.settings.model_file import Setup
 from scaffpd.run.settings.run import RunConfig
 from scaffpd.run.settings.tables import AUTO, SourceSettings
+from scaffpd.tasks.base import Task
+from scaffpd.tasks.classification import Classification
 from scaffpd.training.cohort import Cohort
 from scaffpd.training.pairs import with_pairs
 
 Pair = tuple[Any, Any]
 SHOWN = 20  # names of columns in a sentence
-SURVIVES = (
-    "Cox's model: risk sets and baselines within a client, Efron's ties. Losses count from that of "
-    "a model that knows nothing, as partial likelihoods of clients cannot be compared."
-)
-PERIODS = (
-    "Discrete time: a logistic hazard in each of the periods until {}, with levels that all "
-    "clients share. Losses are means over persons and periods at risk, and ratios of hazards are "
-    "those of odds."
-)
 FLAMBY = (
     "FLamby's benchmark has these hospitals with 10 of the 13 columns and a split of its own. Mean "
     "accuracies there: its best published model for all 73.5 %, each hospital alone 73.0 %; ours "
     "for all 72.3 %, fair 73.6 %, personal 81.5 %, alone 80.5 % (results/flamby)."
 )
-LOSS = {
-    "logistic": "logistic regression",
-    "softmax": "softmax regression",
-    "squared": "least squares",
-    "poisson": "Poisson regression",
-    "cox": "Cox's model, risk sets within clients",
-    "hazard": "logistic hazards of periods",
-}
 
 
 @dataclass(frozen=True)
@@ -74,7 +52,7 @@ class Prepared:
     train: list[Pair] = field(repr=False)  # their (X, y)
     test: list[Pair] = field(repr=False)  # the same of held-out rows; empty where there are none
     model: Linear
-    task: str  # "classification", "regression" or "survival"
+    task: Task
     labels: tuple[str, ...]  # of the classes, in the order of their numbers
     about: str  # the data in a phrase
     word: str = "client"  # what a client is
@@ -95,18 +73,6 @@ class Prepared:
     exposure: tuple[str, float] | None = None
     # of a private run with curves: what its thresholds have cost
     counts: PrivateCounting | None = field(default=None, repr=False)
-
-    @property
-    def measure(self) -> Literal["accuracy", "rmse", "concordance"]:
-        """The measure that clients are scored by."""
-        if self.task == SURVIVAL:
-            return "concordance"
-        return "accuracy" if self.task == CLASSIFICATION else "rmse"
-
-    @property
-    def upwards(self) -> bool:
-        """Whether more is better."""
-        return self.task in (CLASSIFICATION, SURVIVAL)
 
     @property
     def numbers(self) -> int:
@@ -159,40 +125,30 @@ class Prepared:
         return [*found, INTERCEPT] if INTERCEPT in names else found
 
     def scores(self, cohort: Cohort, x: NDArray[np.float64], split: str) -> ClientScores:
-        """Score x: losses without the regulariser; RMSE of numbers in the data's units, and the
-        concordance of periods.
-        """
+        """Score x: losses without the regulariser, and the task's measure in the data's units."""
         found = cohort.evaluate(x, split)
         found = replace(found, loss=found.loss - regulariser(cohort.model, x))
-        if self.upwards and not self.model.periods:
-            return found
-        if self.model.periods or self.model.loss == "poisson":
-            rows = self.train if split == "train" else self.test
+        rows = self.train if split == "train" else self.test
+
+        def answers() -> list[Pair]:
             models = cohort.own_models(x)
             own = [x] * len(rows) if models is None else [u.numpy(force=True) for u in models]
-            answers = [
-                (self.model.predict(u, np.asarray(X)), y)
-                for u, (X, y) in zip(own, rows, strict=True)
-            ]
-            if self.model.periods:
-                entry = self.model.entry
-                ranked = [
-                    concordance(y[:, 0], y[:, 1], z, y[:, 2] if entry else None) for z, y in answers
-                ]
-                return replace(found, accuracy=np.array(ranked))
-            errors = [
-                np.mean(w * (exposure * mean - counts) ** 2)
-                for mean, y in answers
-                for counts, exposure, w in [self.model.parts(y)]
-            ]
-            return replace(found, accuracy=np.sqrt(errors))
-        return replace(found, accuracy=self.unit * np.sqrt(np.maximum(found.loss, 0.0)))
+            outputs = self.model.outputs
+            return [(outputs(u, np.asarray(X)), y) for u, (X, y) in zip(own, rows, strict=True)]
+
+        scores = self.task.client_scores(self.model, found, self.unit, answers)
+        return replace(found, score=scores)
 
     def setup(self) -> Setup | None:
         """Describe what the parameters expect of a row; `None` where the rows are no table."""
         if self.schema is None:
             return None
-        model = {"kind": "linear", "loss": self.model.loss, "intercept": self.model.intercept}
+        model = {
+            "kind": "linear",
+            "task": self.task.name,
+            "loss": self.model.loss,
+            "intercept": self.model.intercept,
+        }
         if self.model.periods:
             model["periods"] = list(self.model.periods)
         if self.model.classes is not None:
@@ -203,8 +159,6 @@ class Prepared:
 
     def in_units(self, x: NDArray[Any]) -> NDArray[Any]:
         """Convert parameters, of one model or of several, to the units of the target's file."""
-        if self.upwards or self.model.loss == "poisson":
-            return x
         scaled = x * self.unit
         if self.model.intercept:
             scaled[..., -1] += self.centre
@@ -214,7 +168,7 @@ class Prepared:
 def described(model: Linear) -> str:
     """Describe a model in a phrase."""
     ridge = "by evidence" if model.l2 == AUTO else f"{np.max(model.l2):g}"
-    return f"{LOSS[model.loss]}, ridge {ridge}{'' if model.beyond else ', no intercept'}"
+    return f"{model.called}, ridge {ridge}{'' if model.beyond else ', no intercept'}"
 
 
 def prepare(config: RunConfig, seed: int | None = None, secret: bytes | None = None) -> Prepared:
@@ -242,16 +196,14 @@ def _from_file(
         known = secret if asked.seed is None else asked.seed
         counts = PrivateCounting(asked.epsilon, asked.delta, secret_bytes(known))
     found = read_clients(source, seed, plainly if counts is None else counts)
-    task = found.schema["task"] if source.time is None else SURVIVAL
-    labels = tuple(map(str, found.schema["labels"]))
-    model = _weighted(config, source, found, len(labels))
+    task = found.task
+    model = _model(config, source, found)
     targets = [own.train[1] for own in found.encoded]
-    numbers = task == REGRESSION and source.task != COUNTS
-    unit, centre = _target_scale(targets) if numbers else (1.0, 0.0)
+    unit, centre = _target_scale(targets) if task.scaled else (1.0, 0.0)
     train, test = _rows(found, unit, centre)
-    if config.privacy is None and task != SURVIVAL:
+    if config.privacy is None and not model.timed:
         found = with_pairs(found, train, model, source.pairs)
-        model = _weighted(config, source, found, len(labels))
+        model = _model(config, source, found)
         train, test = _rows(found, unit, centre)
     rows = sum(sum(own.rows) for own in found.rows)
     columns = several(len(found.schema["columns"]), "column")
@@ -263,7 +215,7 @@ def _from_file(
         test,
         model,
         task,
-        labels,
+        tuple(map(str, found.schema["labels"])),
         about,
         source.word,
         unit,
@@ -272,7 +224,7 @@ def _from_file(
         found.mean,
         found.deviation,
         (
-            *_ways(source),
+            *task.said(source.periods),
             *_kinds(found),
             *_private(config, counts),
             *found.remarks,
@@ -314,36 +266,25 @@ def _rows(found: Clients, unit: float, centre: float) -> tuple[list[Pair], list[
     return [scaled(own.train) for own in found.encoded], test
 
 
-def _weighted(config: RunConfig, source: TableSettings, found: Clients, classes: int) -> Linear:
+def _model(config: RunConfig, source: TableSettings, found: Clients) -> Linear:
     groups = [feature.group for feature in encoded_features(found.schema)]
-    if config.privacy is not None and (source.weight or source.offset):
-        raise InputError("weights-with-noise", "--weight and --offset need a model without noise.")
-    if source.time is not None:
-        return _timed(config, source, found, groups)
-    made = _model(config, source.task or found.schema["task"], classes, groups)
-    if source.weight is None and source.offset is None:
-        return made
-    return replace(made, weighted=source.weight is not None, exposed=source.offset is not None)
-
-
-def _ways(source: TableSettings) -> list[str]:
-    """Say how times to an event are modelled."""
-    if source.time is None:
-        return []
-    ends = " and ".join(", ".join(f"{end:g}" for end in source.periods).rsplit(", ", 1))
-    return [PERIODS.format(ends) if source.periods else SURVIVES]
-
-
-def _timed(config: RunConfig, source: TableSettings, found: Clients, groups: list[str]) -> Linear:
-    """Make the model of times to an event; dates of entry have become times."""
+    private = config.privacy is not None
     weighted = source.weight is not None
-    entry = len(found.rows[0].extra) - weighted > 1
-    if config.privacy is not None and not source.periods:
+    exposed = source.offset is not None
+    if private and (weighted or exposed):
+        raise InputError("weights-with-noise", "--weight and --offset need a model without noise.")
+    made = found.task.linear(
+        0.0,
+        len(found.schema["labels"]),
+        periods=source.periods,
+        groups=None if private else tuple(groups),
+        weighted=weighted,
+        exposed=exposed,
+        entry=len(found.rows[0].extra) - weighted - exposed > 1,
+    )
+    if private and not made.summed:
         refuse_noise()
-    l2 = _ridge(config, len(groups), len(source.periods))
-    kind = "hazard" if source.periods else "cox"
-    named = tuple(groups) if config.privacy is None else None
-    return Linear(kind, l2, groups=named, weighted=weighted, entry=entry, periods=source.periods)
+    return replace(made, l2=_ridge(config, len(groups), len(made.beyond)))
 
 
 def _curved(config: RunConfig) -> bool:
@@ -382,29 +323,20 @@ def _hospitals(config: RunConfig, data: SourceSettings, seed: int) -> Prepared:
     silos = heart_disease(data.test, seed)
     rows = sum(len(y) for _, y in [*silos.train, *silos.test])
     columns = len(silos.features)
+    task = Classification()
+    groups = None if config.privacy is not None else tuple(map(str, range(columns)))
     return Prepared(
         silos.names,
         silos.train,
         silos.test,
-        _model(config, CLASSIFICATION, 2, range(columns)),
-        CLASSIFICATION,
+        task.linear(_ridge(config, columns, 1), 2, groups=groups),
+        task,
         ("0", "1"),
         f"{data.source}: {rows} rows, {columns} columns",
         "hospital",
         remarks=(FLAMBY,),
         features=silos.features,
     )
-
-
-def _model(config: RunConfig, task: str, classes: int, groups: Sequence[str | int]) -> Linear:
-    """Make the model whose loss goes by the task; strengths are those of `groups` of columns."""
-    if classes:
-        loss = "logistic" if classes == 2 else "softmax"
-    else:
-        loss = "poisson" if task == COUNTS else "squared"
-    named = None if config.privacy is not None else tuple(map(str, groups))
-    own = classes if loss == "softmax" else None
-    return Linear(loss, _ridge(config, len(groups), 1), True, own, groups=named)
 
 
 def _ridge(config: RunConfig, features: int, levels: int) -> float | str | list[float]:

@@ -8,25 +8,55 @@ files are exports that no command reads.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    PlainSerializer,
+    PlainValidator,
+    ValidationError,
+    ValidationInfo,
+)
 
 from scaffpd.errors import InputError
 from scaffpd.files import write_file
 from scaffpd.numbers import plural
+from scaffpd.tasks import measured_by, measuring, named
+from scaffpd.tasks.base import LOSS, Measure, Task
 from scaffpd.training.metrics import NO, NOISE, YES, a_fifth
 
 NAME = "run.json"
-EVERYONE = "all rows"  # in the place of a client or a group: all of them together
-THIRDS = ("low risk", "middle risk", "high risk")
+Kind = TypeVar("Kind")
 
 
 def _finite(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _measure(given: object) -> Measure:
+    return given if isinstance(given, Measure) else _known(measuring, given)
+
+
+def _task(given: object, info: ValidationInfo[None]) -> Task:
+    if isinstance(given, Task):
+        return given
+    measure = info.data.get("measure", LOSS)
+    return _known(named, given) if given else measured_by(measure)
+
+
+def _known(find: Callable[[str], Kind], name: object) -> Kind:
+    try:
+        return find(str(name))
+    except InputError as error:  # of a run of another version
+        raise ValueError(str(error)) from None
 
 
 # A number that may be missing. JSON has neither NaN nor infinity: both are written as null.
@@ -296,8 +326,12 @@ class RunRecord(RecordPart):
     command: str = ""  # makes the run again, or goes on with it
     made: str = ""  # when, in UTC
     version: str = ""
-    task: str = ""
-    measure: Literal["accuracy", "rmse", "loss", "concordance"]
+    measure: Annotated[
+        Measure, PlainValidator(_measure), PlainSerializer(attrgetter("name"), return_type=str)
+    ]
+    task: Annotated[
+        Task, PlainValidator(_task), PlainSerializer(attrgetter("name"), return_type=str)
+    ] = Field(default="", validate_default=True)  # by the measure where it is left out
     split: Literal["train", "test"]  # the rows that scores are about
     labels: list[str] = []
     word: str = "client"  # what a client is called
@@ -347,16 +381,6 @@ class RunRecord(RecordPart):
         return folder / NAME
 
     @property
-    def upwards(self) -> bool:
-        """Whether more is better."""
-        return self.measure in ("accuracy", "concordance")
-
-    @property
-    def sign(self) -> int:
-        """1 where more is better, −1 where less is."""
-        return 1 if self.upwards else -1
-
-    @property
     def names(self) -> tuple[str, ...]:
         """The models' names."""
         return tuple(model.name for model in self.models)
@@ -397,7 +421,7 @@ class RunRecord(RecordPart):
         old = {score.client: self.value(score) for score in before.clients}
         new = {score.client: self.value(score) for score in after.clients}
         return {
-            client: self.sign * (now - was)
+            client: self.measure.sign * (now - was)
             for client, was in old.items()
             if was is not None and (now := new.get(client)) is not None
         }

@@ -9,7 +9,6 @@ from typing import Literal
 import numpy as np
 
 import scaffpd
-from scaffpd.data.tabular.settings import SURVIVAL
 from scaffpd.files import csv_text
 from scaffpd.machine import environment
 from scaffpd.privacy import Private
@@ -68,7 +67,7 @@ def record(
         made=datetime.now(UTC).isoformat(timespec="seconds"),
         version=scaffpd.__version__,
         task=prepared.task,
-        measure=prepared.measure,
+        measure=prepared.task.measure,
         split=prepared.split,
         labels=list(prepared.labels),
         word=" ".join(prepared.word.split()) or "client",
@@ -92,9 +91,10 @@ def record(
 
 def _effects(found: CoefficientTable, prepared: Prepared) -> list[CoefficientRow]:
     """List effects; of times to an event as ratios as well, and without levels of periods."""
-    timed = prepared.task == SURVIVAL
-    ratios = {"ratio": "estimate", "ratio_low": "low", "ratio_high": "high"} if timed else {}
-    levels = prepared.model.beyond if timed else ()
+    ratios = {}
+    if prepared.task.ratios:
+        ratios = {"ratio": "estimate", "ratio_low": "low", "ratio_high": "high"}
+    levels = prepared.model.beyond if prepared.task.timed else ()
     return [
         CoefficientRow(
             column=str(row["column"]),
@@ -126,7 +126,7 @@ def _model(one: Trained, prepared: Prepared) -> ModelRecord:
             "rounds": result.rounds,
             **{name: result.history[name][-1].item() for name in costs},
             "strength": one.strength,
-            "overall": Overall.of(values, prepared.upwards),
+            "overall": Overall.of(values, prepared.task.measure.upwards),
             "clients": clients,
             "history": round_records(result.history),
         }
@@ -164,8 +164,8 @@ def _client_scores(one: Trained) -> list[ClientScore]:
                 test_rows=0 if test is None else int(test.counts[i]),
                 train_loss=float(one.train.loss[i]),
                 test_loss=None if test is None else float(test.loss[i]),
-                train_score=float(one.train.accuracy[i]),
-                test_score=None if test is None else float(test.accuracy[i]),
+                train_score=float(one.train.score[i]),
+                test_score=None if test is None else float(test.score[i]),
                 epsilon=None if spent is None else float(spent.epsilon[i]),
             )
         )
@@ -235,7 +235,7 @@ def _settings(prepared: Prepared) -> dict[str, str]:
     found = {
         "Data": prepared.about,
         "Model": described(prepared.model),
-        "Task": prepared.task,
+        "Task": prepared.task.name,
         "Labels": labels + (f" and {more} more" if more > 0 else ""),
     }
     return {name: value for name, value in found.items() if value}
@@ -270,7 +270,7 @@ def _cells(run: RunRecord, part: RecordPart) -> Row:
     cells: Row = {}
     for name in type(part).model_fields:
         value = getattr(part, name)
-        column = name.replace("score", run.measure)
+        column = name.replace("score", run.measure.name)
         if name == "gains":
             for over, gain in value.items():
                 ends = {"": gain.value, "_low": gain.low, "_high": gain.high}

@@ -58,7 +58,7 @@ class Trained:
     def spread(self, prepared: Prepared) -> Spread:
         """Summarise the clients' scores, on held-out rows where there are some."""
         shown = self.train if self.test is None else self.test
-        return spread(shown, shown.accuracy, upwards=prepared.upwards)
+        return spread(shown, shown.score, prepared.task.measure.upwards)
 
 
 class Watcher(Protocol):
@@ -248,6 +248,7 @@ def _joining(config: RunConfig, prepared: Prepared, models: Sequence[Trained] = 
         rounds=training.rounds,
         unit=prepared.unit,
         word=prepared.word,
+        task=prepared.task,
         known={one.name: one.result for one in models if one.name in (AVERAGE, FAIR, PERSONAL)},
     )
 

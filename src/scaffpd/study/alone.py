@@ -243,7 +243,7 @@ def fit_alone(model: Linear, pairs: Sequence[Pair]) -> tuple[Array, Array]:
         gaps = found.new_empty(len(found))
 
         def work(block: PaddedBlock) -> None:
-            fit = _Block(problem, rows, block, model.loss == "poisson")
+            fit = _Block(problem, rows, block, model.uneven)
             found[block.clients], gaps[block.clients] = fit.models()
 
         width = len(problem.groups) * problem.coupled

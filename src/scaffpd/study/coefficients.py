@@ -27,9 +27,9 @@ from scaffpd.errors import InputError, unknown
 from scaffpd.federation.modes import OwnCoefficients
 from scaffpd.models import Linear, Personal
 from scaffpd.models.execution import limit_threads
+from scaffpd.models.numerics import student
 from scaffpd.models.personal import base_of
 from scaffpd.training.cohort import Cohort
-from scaffpd.training.metrics import student
 from scaffpd.training.settling import groups_of
 
 Array = NDArray[np.float64]

@@ -34,8 +34,13 @@ from scaffpd.data.silos import Client, Silos, carve
 from scaffpd.errors import InputError, count
 from scaffpd.federation import ClientScores, Federation, Traffic
 from scaffpd.files import csv_text, write_file
+from scaffpd.models import Linear
 from scaffpd.models.execution import pooled, processes_at_a_time
+from scaffpd.models.personal import base_of
 from scaffpd.numbers import several
+from scaffpd.tasks import solving
+from scaffpd.tasks.base import Measure
+from scaffpd.tasks.classification import ACCURACY
 from scaffpd.training.cohort import Cohort, ModelSpec
 from scaffpd.training.loop import Status, train
 from scaffpd.training.metrics import Spread, Summary
@@ -129,6 +134,12 @@ class Problem:
     device: str = "cpu"
     dtype: torch.dtype | None = None
 
+    @property
+    def measure(self) -> Measure:
+        """What models are scored by, if they are: accuracy, or concordance of times."""
+        base = base_of(self.model)
+        return solving(base.loss, not base.timed).measure if isinstance(base, Linear) else ACCURACY
+
     def silos(self, seed: int) -> Silos:
         """Return the rows of one seed, the same for every method."""
         silos = self.data(seed=seed) if callable(self.data) else self.data
@@ -196,9 +207,9 @@ class MethodRun:
         which regression chooses by in the first place.
         """
         found = Summary.of(self.scores["validation"])
-        if found.accuracy is None:
+        if found.score is None:
             return -found.loss.worst_20, -found.loss.mean
-        return found.accuracy.worst_20, found.accuracy.mean, -found.loss.worst_20
+        return found.score.worst_20, found.score.mean, -found.loss.worst_20
 
 
 def carry_out(run: MethodRun, method: Algorithm, cohort: Cohort, rounds: int) -> MethodRun:
@@ -263,6 +274,8 @@ class Comparison:
     tune: int
     runs: tuple[MethodRun, ...] = field(repr=False)  # those for tuning first
 
+    measure: Measure = ACCURACY  # of models that have scores
+
     @property
     def finals(self) -> tuple[MethodRun, ...]:
         """The runs on all training rows."""
@@ -283,15 +296,15 @@ class Comparison:
         row |= {name: getattr(run, name) for name in ("status", "message", *COSTS, "certificate")}
         for split in SPLITS:
             summary = Summary.of(run.scores[split]) if split in run.scores else None
-            for kind in ("loss", "accuracy"):
-                spread = getattr(summary, kind, None)
+            for kind, part in (("loss", "loss"), (self.measure.name, "score")):
+                spread = getattr(summary, part, None)
                 row |= {f"{split}_{kind}_{name}": getattr(spread, name, None) for name in MEASURES}
         return row
 
     @cached_property
     def table(self) -> tuple[MethodSummary, ...]:
         """One line per method, by the worst 20 % on test rows; failures come last."""
-        sign = -1 if self.classification else 1
+        sign = -1 if self.scored else 1
         names = (self.criterion, self.criterion.replace("worst_20", "mean"))
 
         def rank(line: MethodSummary) -> tuple[bool | float, ...]:
@@ -304,16 +317,14 @@ class Comparison:
         return next(line for line in self.table if line.method == label)
 
     @cached_property
-    def classification(self) -> bool:
-        """Return whether there are accuracies."""
-        return any(
-            not np.isnan(run.scores["train"].accuracy).all() for run in self.runs if run.scores
-        )
+    def scored(self) -> bool:
+        """Return whether there are accuracies, or concordances."""
+        return any(not np.isnan(run.scores["train"].score).all() for run in self.runs if run.scores)
 
     @property
     def criterion(self) -> str:
         """The number that methods are ranked by."""
-        return f"test_{'accuracy' if self.classification else 'loss'}_worst_20"
+        return f"test_{self.measure.name if self.scored else 'loss'}_worst_20"
 
     def _line(self, label: str) -> MethodSummary:
         finals = [run for run in self.finals if run.method == label]
@@ -352,7 +363,7 @@ class Comparison:
             for first, *others in lines
         ]
         failed = [f"{line.method}: {line.failures}" for line in self.table if line.failures]
-        what = "Accuracy in %" if self.classification else "Loss"
+        what = f"{self.measure.name.capitalize()} in %" if self.scored else "Loss"
         over = f"mean ± standard deviation over {several(len(self.seeds), 'seed')}"
         caption = f"{what} on test rows, {over}, after {several(self.rounds, 'round')}."
         return "\n".join([*shown, "", caption, *failed])
@@ -360,7 +371,7 @@ class Comparison:
     def _shown(self, line: MethodSummary, name: str) -> str:
         """Write mean ± deviation, or the mean alone where there is no deviation."""
         numbers = [n for n in (line.mean[name], line.deviation[name]) if not math.isnan(n)]
-        scale, form = (100, ".1f") if self.classification else (1, ".3g")
+        scale, form = (100, ".1f") if self.scored else (1, ".3g")
         return " ± ".join(f"{scale * number:{form}}" for number in numbers)
 
 
@@ -440,7 +451,7 @@ def compare(
         all_of(TUNE, tuning)
         all_of(FINAL, [(n, s, [_best(runs, n, chooser[s]) or grids[n][0]]) for n, s in pairs])
     about = (problem.name, repr(problem.model), contestants, tuple(seeds), rounds, tune)
-    return Comparison(*about, tuple(runs))
+    return Comparison(*about, tuple(runs), problem.measure)
 
 
 def _tried(

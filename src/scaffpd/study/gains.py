@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from scaffpd.algorithms.evidence import Strengths
 from scaffpd.errors import InputError
-from scaffpd.numbers import plain, plural
+from scaffpd.numbers import plural
+from scaffpd.tasks.base import Task
 from scaffpd.training.loop import Result
 from scaffpd.training.metrics import (
     NO,
@@ -68,8 +69,8 @@ class Joining:
         names: the clients.
         models: those compared, of constant, alone, average, fair and personal.
         loss: mean held-out loss without a regulariser, (models × clients).
-        score: accuracy or, for regression, root mean squared error, (models × clients).
-        measure: "accuracy", "rmse" or "concordance", whose loss is the share of wrong pairs.
+        score: by the measure of the task, (models × clients).
+        task: what is predicted; of times to an event the loss is the share of wrong pairs.
         rows: (trained on, held out) of every client.
         evidence: what intervals of losses are made from.
         splits: how many splits this is the mean of.
@@ -85,7 +86,7 @@ class Joining:
     models: tuple[str, ...]
     loss: Array = field(repr=False)
     score: Array = field(repr=False)
-    measure: str
+    task: Task
     rows: tuple[tuple[int, int], ...] = field(repr=False)
     evidence: HeldOutMoments | SplitTables = field(repr=False)
     splits: int = 1
@@ -129,9 +130,9 @@ class Joining:
         return np.flatnonzero(~np.isnan(self.loss).any(0)).tolist()
 
     @property
-    def lost(self) -> str:
-        """What gains are of: the loss, or the share of pairs of rows in the wrong order."""
-        return "share of wrong pairs" if self.measure == "concordance" else "loss"
+    def measure(self) -> str:
+        """The name of what scores are: accuracy, rmse (root mean squared error), concordance."""
+        return self.task.measure.name
 
     def _places(self, one: str, other: str) -> tuple[int, int]:
         return self.models.index(one), self.models.index(other)
@@ -185,7 +186,7 @@ class Joining:
     def sentence(self) -> str:
         """Give the recommendation."""
         best = self.recommendation
-        goal = "time" if self.measure == "concordance" else "target"
+        goal = self.task.goal
         start = USE[best].format(word=self.word, goal=goal)
         pays = {self.gain(self.shown, of=of).pays for of in (every, worst_fifth)}
         if best == ALONE and NO not in pays:
@@ -209,12 +210,13 @@ class Joining:
         """
         means = {m: float(known_mean(self.score[k])) for k, m in enumerate(self.models)}
         named = dict.fromkeys([self.shown, AVERAGE, ALONE, CONSTANT])
-        scores = [f"{CALLED[m]} {in_units(means[m], self.measure)}" for m in named]
-        units = {"accuracy": "Right of 100 held-out rows", "concordance": "Concordance"}
-        unit = units.get(self.measure, "Typical error")
+        measure = self.task.measure
+        scores = [f"{CALLED[m]} {measure.brief(means[m])}" for m in named]
         compared = self._compared(self.shown, self.base)
-        found = [f"{unit}: {', '.join(scores)}."]
-        found.append(f"With {CALLED[self.shown]} the {self.lost} is {compared}; {self._who()}.")
+        found = [f"{measure.mean}: {', '.join(scores)}."]
+        found.append(
+            f"With {CALLED[self.shown]} the {self.task.lost} is {compared}; {self._who()}."
+        )
         if self.shown != AVERAGE and self._clear(self.shown, AVERAGE):
             found.append(f"Against one average model it is {self._compared(self.shown, AVERAGE)}.")
         elif self.shown != AVERAGE:
@@ -243,7 +245,7 @@ class Joining:
             helps = "The fair model helps"
             start = f"{helps} some and costs others" if NO in pays else helps
         compared = self._compared(FAIR, AVERAGE)
-        return f"{start}: against one average model its {self.lost} is {compared}."
+        return f"{start}: against one average model its {self.task.lost} is {compared}."
 
     def _clear(self, model: str, over: str) -> set[str]:
         """Return the outcomes that are clear of noise, over clients and for the worst-served."""
@@ -303,8 +305,3 @@ class Joining:
 def _ends(gain: RelativeGain) -> str:
     """Return the interval in short: a sentence has several, and the record says of what kind."""
     return gain.range.removeprefix("95 % interval ")
-
-
-def in_units(score: float, measure: str) -> str:
-    """Write an accuracy as rows of a hundred, and an error in units of the target."""
-    return f"{100 * score:.0f}" if measure == "accuracy" else plain(score)

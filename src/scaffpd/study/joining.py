@@ -18,37 +18,28 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from scipy.special import fdtrc
 
 from scaffpd.algorithms.fair import fair
 from scaffpd.errors import InputError, count
-from scaffpd.models import Linear, Module, Personal
-from scaffpd.models.cox import COX
+from scaffpd.models import Linear, Personal
+from scaffpd.models.concordance import wrong_pairs
 from scaffpd.models.losses import loss_named
+from scaffpd.models.numerics import CONFIDENCE
 from scaffpd.models.periods import at_risk
 from scaffpd.models.personal import base_of
 from scaffpd.objectives import Average, ChiSquare, Objective
 from scaffpd.study.alone import fit_alone
-from scaffpd.study.concordance import wrong_pairs
 from scaffpd.study.gains import ALONE, AVERAGE, CONSTANT, FAIR, PERSONAL, Array, Joining
+from scaffpd.tasks import solving
+from scaffpd.tasks.base import Task
 from scaffpd.training.cohort import Cohort, Pair, in_order
 from scaffpd.training.loop import Result
 from scaffpd.training.loop import train as run
-from scaffpd.training.metrics import CONFIDENCE, HeldOutMoments
+from scaffpd.training.metrics import HeldOutMoments
 
-AnyModel = Linear | Module | Personal
 Rows = tuple[Array, NDArray[np.float64]]
-
-
-def with_classes(model: AnyModel, pairs: Sequence[Pair]) -> AnyModel:
-    """Return the model with its number of classes: a group of clients may not have all of them."""
-    base = base_of(model)
-    if not isinstance(base, Linear) or base.loss != "softmax" or base.classes is not None:
-        return model
-    base = replace(base, classes=max(2, 1 + max(int(np.max(np.asarray(y))) for _, y in pairs)))
-    return replace(model, model=base) if isinstance(model, Personal) else base
 
 
 def joining(
@@ -64,6 +55,7 @@ def joining(
     block: int = 1,
     word: str = "client",
     known: Mapping[str, Result] | None = None,
+    task: Task | None = None,
 ) -> Joining:
     """Measure what every client gains from training with the others, on its held-out rows.
 
@@ -81,6 +73,7 @@ def joining(
             weather.
         word: what a client is called.
         known: models that are trained already, by name ("average", "fair", "personal").
+        task: what is predicted; `None` goes by the loss.
     """
     if not isinstance(model, Linear | Personal) or not isinstance(base_of(model), Linear):
         raise InputError(
@@ -103,9 +96,9 @@ def joining(
     # refuses what does not fit together
     cohort = Cohort(train, mine.model, names, test=test, settle=False)
     rows, held = (_arrays(in_order(pairs, list(cohort.names))) for pairs in (train, test))
-    full = with_classes(mine, [*rows, *held])
-    assert isinstance(full, Personal)
-    split = JoiningSplit(rows, held, full, goal, tuple(cohort.names), tol, rounds)
+    assert isinstance(mine.model, Linear)
+    full = replace(mine, model=mine.model.with_classes([y for _, y in [*rows, *held]]))
+    split = JoiningSplit(rows, held, full, goal, tuple(cohort.names), tol, rounds, task)
     return split.judge(unit, block, word, known or {})
 
 
@@ -129,6 +122,7 @@ class JoiningSplit:
     names: tuple[str, ...]
     tol: float
     rounds: int
+    task: Task | None = None
 
     @property
     def model(self) -> Linear:
@@ -162,7 +156,7 @@ class JoiningSplit:
             + [self.model.outputs(own[i], X) for own in answers.values()]
             for i, (X, _) in enumerate(self.test)
         ]
-        evidence, score, measure = self.scored(outputs, unit, block)
+        evidence, score, task = self.scored(outputs, unit, block)
         # a client that was not trained on takes the average model, or the shared one
         strangers = {name: results[AVERAGE if name == ALONE else name].x for name in answers}
         parameters = {name: np.stack([strangers[name], *own]) for name, own in answers.items()}
@@ -175,7 +169,7 @@ class JoiningSplit:
             (CONSTANT, *answers),
             evidence.means,
             score,
-            measure,
+            task,
             tuple((n, len(y)) for n, (_, y) in zip(sizes, self.test, strict=True)),
             evidence,
             word=word,
@@ -188,30 +182,26 @@ class JoiningSplit:
 
     def scored(
         self, outputs: Sequence[Sequence[Array]], unit: float, block: int
-    ) -> tuple[HeldOutMoments, Array, str]:
-        """Score every client's outputs, model by model: losses, scores, and what scores are."""
+    ) -> tuple[HeldOutMoments, Array, Task]:
+        """Score every client's outputs, model by model: losses, scores, and the task."""
         if self.model.timed:
             wrong = HeldOutMoments.of(wrong_pairs(outputs, [y for _, y in self.test], self.model))
-            return wrong, 1 - wrong.means, "concordance"
+            task = solving(self.model.loss, labelled=False) if self.task is None else self.task
+            return wrong, 1 - wrong.means, task
         losses = []
-        scores = []
-        measure = "accuracy"
+        labelled = False
         for own, (_, targets) in zip(outputs, self.test, strict=True):
             y, exposure, w = self.model.parts(targets)
             rates = y / exposure if self.model.exposed else y
-            found = [answered(self.model, z, rates) for z in own]
+            found = [self.model.row_losses(z, rates) for z in own]
             losses.append(np.stack([w * exposure * loss for loss, _ in found]))
-            squares = losses[-1]
-            if self.model.loss == "poisson":
-                means = [loss_named("poisson").mean(z[:, 0]) for z in own]
-                squares = np.stack([w * (exposure * mean - y) ** 2 for mean in means])
-            hits = [hit for _, hit in found if hit is not None]
-            if hits:
-                scores.append(1 - np.mean([w * (1 - hit) for hit in hits], axis=1))
-            else:
-                scores.append(unit * np.sqrt(squares.mean(1)))
-                measure = "rmse"
-        return HeldOutMoments.of(losses, block), np.stack(scores, axis=1), measure
+            labelled = any(hit is not None for _, hit in found)
+        task = solving(self.model.loss, labelled) if self.task is None else self.task
+        scores = [
+            [task.client_score(self.model, z, y, unit) for z in own]
+            for own, (_, y) in zip(outputs, self.test, strict=True)
+        ]
+        return HeldOutMoments.of(losses, block), np.transpose(scores), task
 
     @cached_property
     def _shared(self) -> Cohort:
@@ -222,7 +212,7 @@ class JoiningSplit:
         return Cohort(self.train, self.personal, self.names)
 
     def _alone(self) -> tuple[Array, Array]:
-        if self.model.loss != COX:
+        if self.model.summed:
             return fit_alone(self.model, self.train)
         found = []
         for pair in self.train:
@@ -250,19 +240,6 @@ def provable(model: object) -> bool:
     return isinstance(base, Linear) and bool(np.min(np.asarray(base.l2, dtype=float)) > 0)
 
 
-def answered(model: Linear, z: Array, y: Array) -> tuple[Array, Array | None]:
-    """Return the loss of every row with outputs z, and whether the label is right; `None` for
-    regression.
-    """
-    loss = loss_named(model.loss)
-    outputs = torch.from_numpy(np.ascontiguousarray(z))
-    target = torch.from_numpy(
-        np.asarray(loss.encode([y], ["held-out rows"], model.classes).arrays[0])
-    )
-    hit = loss.correct(outputs, target)
-    return loss.value(outputs, target).numpy(), None if hit is None else hit.double().numpy()
-
-
 def constants(model: Linear, targets: Sequence[NDArray[np.float64]]) -> Array:
     """Return outputs that know no column: of a client that nothing is known of, and of every one.
 
@@ -272,7 +249,8 @@ def constants(model: Linear, targets: Sequence[NDArray[np.float64]]) -> Array:
     """
     if model.timed:  # every risk is alike
         return np.tile(_levels(model, targets), (1 + len(targets), 1))
-    labels = model.loss in ("logistic", "softmax")
+    loss = loss_named(model.loss)
+    labels = loss.labels
     split = [model.parts(y) for y in targets]
     targets = [y / exposure if model.exposed else y for y, exposure, _ in split]
     shares = [w * exposure for _, exposure, w in split]
@@ -280,7 +258,6 @@ def constants(model: Linear, targets: Sequence[NDArray[np.float64]]) -> Array:
         classes = np.arange(model.classes or 2)
         parts = [(y.ravel()[:, None] == classes).astype(float) for y in targets]
     else:
-        loss = loss_named(model.loss)
         parts = [
             np.asarray(loss.encode([y], ["rows"], model.classes).arrays[0], float).reshape(
                 len(y), -1
@@ -302,14 +279,10 @@ def constants(model: Linear, targets: Sequence[NDArray[np.float64]]) -> Array:
     extra = math.inf if chance or spread <= 0 else variance / spread
     own = centre + (means - centre) * n / (n + extra)
     mean: Array = np.concatenate([centre[None], own])
+    rows = n.sum()
     if labels:  # a label that a client has not had is rare, not impossible
-        least = 0.5 / np.concatenate([[[n.sum()]], np.minimum(n + extra, n.sum())])
-        mean = np.log(np.maximum(mean, least))
-        mean = mean if model.loss == "softmax" else mean[:, 1:] - mean[:, :1]
-    elif model.loss == "poisson":
-        mean = np.maximum(mean, 0.5 / n.sum())
-        mean = mean + np.log(-np.expm1(-mean))
-    return mean
+        rows = np.concatenate([[[rows]], np.minimum(n + extra, rows)])
+    return loss.link(mean, 0.5 / rows)
 
 
 def _levels(model: Linear, targets: Sequence[NDArray[np.float64]]) -> Array:

@@ -304,7 +304,7 @@ class AnsweringClients(NamedTuple):
         return proximal_steps(self.point(at), correction, plan)
 
     def scores(self, x: Tensor, split: str) -> tuple[Vector, Vector, NDArray[np.int64]]:
-        """Return loss, accuracy and number of samples."""
+        """Return loss, score and number of samples."""
         chosen = self.channel.train if split == "train" else self.channel.test
         if chosen is None:
             raise InputError(

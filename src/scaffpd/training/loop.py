@@ -19,7 +19,7 @@ from scaffpd.algorithms.base import Algorithm as Algorithm
 from scaffpd.algorithms.base import RunState
 from scaffpd.errors import InputError, count, positive
 from scaffpd.federation import Federation, PrivacyAccount, Spent, Traffic, Vector
-from scaffpd.models.cox import COX, refuse_powers
+from scaffpd.models.cox import refuse_powers
 from scaffpd.models.execution import limit_threads
 from scaffpd.models.personal import base_of
 from scaffpd.training.history import MANY, Checkpoint, History
@@ -445,7 +445,7 @@ def _check(
             f"train needs a federation such as Cohort(clients, model), got {given}.",
         )
     model = base_of(getattr(federation, "model", None))
-    if algorithm.positive and getattr(model, "loss", None) == COX:
+    if algorithm.positive and not getattr(model, "summed", True):
         refuse_powers()
     count("train", "rounds", rounds)
     if tol is not None:

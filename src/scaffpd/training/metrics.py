@@ -19,8 +19,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import stdtr, stdtrit
 
 from scaffpd.federation import ClientScores, Vector
+from scaffpd.models.numerics import CONFIDENCE, student
 
-CONFIDENCE = 0.95
 NEGLIGIBLE = 5e-4  # 0.05 points of accuracy, or this share of an error
 SMALL = 0.1, 0.5  # a difference that hardly matters; one about which an interval says nothing
 YES = "yes"
@@ -63,21 +63,19 @@ class Summary:
 
     Attributes:
         loss: over the clients' losses (the worst is the largest).
-        accuracy: over the clients' accuracies (the worst is the smallest); `None` for regression.
+        score: over the clients' accuracies or concordances (the worst is the smallest); `None` for
+            numbers, which have none.
     """
 
     loss: Spread
-    accuracy: Spread | None
+    score: Spread | None
 
     @classmethod
     def of(cls, scores: ClientScores) -> Summary:
         """Summarise the scores of one model."""
-        accuracy = (
-            None
-            if np.isnan(scores.accuracy).all()
-            else spread(scores, scores.accuracy, upwards=True)
-        )
-        return cls(spread(scores, scores.loss, upwards=False), accuracy)
+        rated = not np.isnan(scores.score).all()
+        score = spread(scores, scores.score, upwards=True) if rated else None
+        return cls(spread(scores, scores.loss, upwards=False), score)
 
 
 def a_fifth(clients: int) -> int:
@@ -112,11 +110,6 @@ def half_interval(values: ArrayLike, overlap: float = 0.0) -> Any:
     if K < 2:
         return np.full(several.shape[1:], math.inf)[()]
     return student(K - 1) * several.std(axis=0, ddof=1) * math.sqrt(1 / K + overlap)
-
-
-def student(freedom: float) -> float:
-    """Return half of the width of a 95 % interval, in standard errors."""
-    return float(stdtrit(freedom, (1 + CONFIDENCE) / 2))
 
 
 class PairedDifference(NamedTuple):

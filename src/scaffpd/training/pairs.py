@@ -16,6 +16,7 @@ from scaffpd.data.pairs import ChosenPair, Indicators, Places, chosen_pairs, pai
 from scaffpd.data.tabular.agree import Column, ColumnPair, Schema
 from scaffpd.data.tabular.columns import CATEGORY
 from scaffpd.models import Linear, Personal
+from scaffpd.models.losses import loss_named
 from scaffpd.training.cohort import Cohort, Pair
 
 if TYPE_CHECKING:
@@ -106,4 +107,4 @@ def too_many(columns: Sequence[Indicators]) -> bool:
 
 def noise_of(model: Linear, found: Strengths) -> float:
     """Return what a row's loss is divided by in nats: 1, or 2σ² for squared loss."""
-    return 2 * found.sigma2 if model.loss == "squared" else 1.0
+    return 2 * found.sigma2 if loss_named(model.loss).quadratic else 1.0

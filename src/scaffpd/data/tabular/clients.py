@@ -39,13 +39,14 @@ from scaffpd.data.tabular.columns import (
     leaking_columns,
     spelt,
 )
-from scaffpd.data.tabular.encode import ClientRows, Encoded, Target
+from scaffpd.data.tabular.encode import ClientRows, Encoded
 from scaffpd.data.tabular.formats import open_table, stacked
 from scaffpd.data.tabular.read import DAY, read_columns
-from scaffpd.data.tabular.settings import CLASSIFICATION, COUNTS, REGRESSION, TableSettings
+from scaffpd.data.tabular.settings import TableSettings
 from scaffpd.data.tabular.survival import recognised, survived
 from scaffpd.errors import InputError, unknown
 from scaffpd.numbers import several
+from scaffpd.tasks.base import Target, Task
 
 # a column of texts with more different ones than this, and than half the rows, holds names
 MANY = 50
@@ -57,7 +58,6 @@ NAMED = re.compile(
 MOST_GROUPS = 50  # values of a column that rows are scored by
 PART = "(part)"  # the column that tells rows of a test file from the others
 MISSING = "(missing)"  # the group of rows without a value
-_ROLE = {CLASSIFICATION: "label"}
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,11 @@ class Clients:
     groups: Mapping[str, list[NDArray[np.object_]]] = field(default_factory=dict, repr=False)
     sides: tuple[Column, ...] = field(default=(), repr=False)  # what pairs may be made of
     exposure: float | None = None  # the usual one, that counts are for
+
+    @property
+    def task(self) -> Task:
+        """What is to be predicted."""
+        return self.rows[0].target.task
 
     def under(self, schema: Schema) -> Clients:
         """Return the same rows, scaled and encoded as another schema says."""
@@ -105,9 +110,8 @@ def read_clients(source: TableSettings, seed: int = 0, counting: Counting = plai
         counting: how rows between edges are counted, for curves.
     """
     found = _read(source)
-    task = source.task if source.time is None else REGRESSION
-    wanted = encode.target(repr(source.file[0].name), found.goal, task)
-    if wanted.task == REGRESSION and len(np.unique(wanted.values)) == 1:
+    wanted = encode.target(repr(source.file[0].name), found.goal, source.wanted)
+    if not wanted.labels and len(np.unique(wanted.values)) == 1:
         raise InputError(
             "constant-target",
             f"All rows have the target {wanted.values[0]:g}: is {source.target!r} the right "
@@ -158,7 +162,7 @@ def _agreed(source: TableSettings, rows: Sequence[ClientRows]) -> Schema:
             {"name": column.name, "kind": CATEGORY, "categories": named, "other": any(other)}
         )
     schema: Schema = {
-        "task": target.task,
+        "task": "classification" if target.labels else "regression",
         "labels": list[Any](target.labels),
         "columns": columns,
         "shape": None,
@@ -172,7 +176,7 @@ def _exposed(
     source: TableSettings, found: _Rows, rows: list[ClientRows]
 ) -> tuple[list[ClientRows], float]:
     """Give counts their exposures, in units of the mean of training rows; and return that mean."""
-    if source.task != COUNTS:
+    if not rows[0].target.task.exposed:
         raise InputError(
             "offset-without-counts", "--offset is the log exposure of counts: use --task counts."
         )
@@ -230,10 +234,8 @@ class _Rows:
 
 def _read(source: TableSettings) -> _Rows:
     """Read the columns, and say what is left out."""
-    needed = {
-        source.target: "time" if source.time else _ROLE.get(source.task or "", "target"),
-        source.client: "client",
-    }
+    role = "target" if source.wanted is None else source.wanted.roles[0]
+    needed = {source.target: role, source.client: "client"}
     if len(needed) == 1:
         raise InputError(
             "client-is-target",
@@ -410,7 +412,7 @@ def _cut(
     for k in large:
         name = owner.categories[k]
         own = owner.values == k
-        wanted = Target(goal.task, goal.values[own], goal.labels)
+        wanted = replace(goal, values=goal.values[own], note="")
         if isinstance(source.test, Path):
             assert found.tested is not None
             held = found.tested[own]
@@ -422,10 +424,10 @@ def _cut(
                     "every client.",
                 )
         elif found.by is None or source.test == 0:
-            drawn = wanted
+            drawn = wanted.values if wanted.labels else np.zeros(own.sum())
             if found.survival:  # events on both sides
-                drawn = Target(CLASSIFICATION, found.survival[0][own].astype(np.int64))
-            held = encode.held_rows(name, drawn, source.test, seed)
+                drawn = found.survival[0][own]
+            held = encode.held_rows(name, drawn.astype(np.int64), source.test, seed)
         else:
             held = encode.held_whole(name, found.by.take(own), source.test, seed)
         extra = tuple(column[own] for column in found.survival)

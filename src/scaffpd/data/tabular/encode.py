@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from scaffpd.data.curves import with_steps
 from scaffpd.data.silos import held_out
 from scaffpd.data.tabular.agree import (
-    LARGEST,
     LONGEST,
     MOST_CATEGORIES,
     CategoryColumn,
@@ -28,59 +27,20 @@ from scaffpd.data.tabular.columns import (
     FeatureTable,
     Mask,
     Matrix,
-    Targets,
     Values,
 )
-from scaffpd.data.tabular.settings import CLASSIFICATION, COUNTS, REGRESSION
 from scaffpd.errors import InputError
-
-# whole numbers with more different values than this are taken for amounts, not for labels
-GUESSED = 5
-MANY_TEXTS = 50  # a target of texts with more labels than this, and than half the rows, is refused
+from scaffpd.tasks import suiting
+from scaffpd.tasks.base import Target, Task
 
 SIDES: tuple[Literal["left"], Literal["right"]] = ("left", "right")
 
 Pair = tuple[Matrix, NDArray[Any]]
 
 
-@dataclass(frozen=True)
-class Target:
-    """Target to predict."""
-
-    task: Literal["classification", "regression"]
-    # the place of each row's label in `labels`; for regression the numbers
-    values: Targets = field(repr=False)
-    labels: tuple[int, ...] | tuple[str, ...] = ()  # sorted: whole numbers or texts
-    note: str = ""  # what the operator should know about it
-
-
-def target(owner: str, column: DataColumn, task: str | None) -> Target:
+def target(owner: str, column: DataColumn, task: Task | None) -> Target:
     """Read a column without missing values; texts and few whole numbers are labels by default."""
-    task = REGRESSION if task == COUNTS else task
-    if column.kind == CATEGORY:
-        texts = column.categories
-        names = task is None and len(texts) > max(MANY_TEXTS, len(column.values) / 2)
-        if task == REGRESSION or names:
-            raise InputError(
-                "texts-in-target",
-                f"{owner} has {len(texts)} different texts such as {texts[0]!r} in its target "
-                f"{column.name!r}: write numbers without units or thousands separators.",
-            )
-        return Target(CLASSIFICATION, column.values.astype(np.int64), texts, column.note)
-    numbers = np.asarray(column.values, dtype=np.float64)
-    distinct, places = np.unique(numbers, return_inverse=True)
-    odd = distinct[(distinct != np.round(distinct)) | (np.abs(distinct) > LARGEST)]
-    if task is None:
-        task = CLASSIFICATION if not len(odd) and len(distinct) <= GUESSED else REGRESSION
-    if task == REGRESSION:
-        return Target(REGRESSION, numbers, note=column.note)
-    if len(odd):
-        raise InputError(
-            "labels-not-whole",
-            f"{owner} has {odd[0]:g} in its target {column.name!r}; labels are whole numbers or "
-            'texts, regression takes any number (data.task = "regression").',
-        )
-    return Target(CLASSIFICATION, places, tuple(map(int, distinct)), column.note)
+    return (task or suiting(column)).read(owner, column)
 
 
 @dataclass(frozen=True)
@@ -149,7 +109,7 @@ class ClientRows:
     ) -> Encoded:
         """Encode training and held-out rows as agreed, with their targets; see `matrix`."""
         y = self.target.values
-        if self.target.task == CLASSIFICATION:
+        if self.target.labels:
             place = {label: k for k, label in enumerate(schema["labels"])}
             if not all(label in place for label in self.target.labels):
                 raise InputError(
@@ -288,15 +248,13 @@ def held_whole(name: str, by: DataColumn, fraction: float, seed: int) -> Mask:
     return np.isin(place, held)
 
 
-def held_rows(name: str, target: Target, fraction: float, seed: int) -> Mask:
+def held_rows(name: str, labels: NDArray[np.int64], fraction: float, seed: int) -> Mask:
     """Choose the rows to hold out by seed and name, label by label."""
-    if fraction > 0 and len(target.values) < 2:
+    if fraction > 0 and len(labels) < 2:
         raise InputError(
             "client-of-one-row",
             f"{name!r} has a single row, which cannot be split; use test = 0.",
         )
-    none = np.zeros(len(target.values), dtype=np.int64)
-    labels = target.values.astype(np.int64) if target.task == CLASSIFICATION else none
     return held_out(labels, fraction, _generator(seed, name))
 
 

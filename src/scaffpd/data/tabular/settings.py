@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
@@ -12,10 +12,9 @@ import scaffpd.fields as key
 from scaffpd.errors import InputError
 from scaffpd.fields import Needs, SettingsTable
 
-CLASSIFICATION: Final = "classification"
-REGRESSION: Final = "regression"
-COUNTS = "counts"  # numbers of events, with Poisson loss
-SURVIVAL = "survival"  # times to an event
+if TYPE_CHECKING:
+    from scaffpd.tasks.base import Task
+
 DECIMALS = (".", ",")
 CURVES = ("auto", "on", "off")
 
@@ -36,6 +35,13 @@ HeldOut = Annotated[
     AfterValidator(_share),
     Needs("a share from 0 to below 1, or a table"),
 ]
+
+
+def _known_task(given: str) -> str:
+    from scaffpd.tasks import choices  # PyTorch takes seconds, so not for --help
+
+    checked: str = key.one_of(choices()).func(given)  # type: ignore[call-arg]
+    return checked
 
 
 def _number(given: object) -> object:
@@ -61,7 +67,7 @@ class ColumnSettings(SettingsTable):
     """Columns to learn from, with commas; left out, all others."""
     categories: key.Texts = ()
     """Columns of numbers that are names of categories."""
-    task: Annotated[str, key.one_of((CLASSIFICATION, REGRESSION, COUNTS))] | None = None
+    task: Annotated[str, AfterValidator(_known_task)] | None = None
     """classification, regression or counts; left out, it goes by the target."""
     decimal: Annotated[str, key.one_of(DECIMALS)] | None = None
     """Decimal mark of CSV, . or , ; left out, it is detected."""
@@ -118,6 +124,15 @@ class TableSettings(ColumnSettings):
                 "time-and-target", "--time takes the place of --target: leave that and --task out."
             )
         return {**given, "target": given["time"]}
+
+    @property
+    def wanted(self) -> Task | None:
+        """The task that is asked for; `None` where it goes by the target."""
+        from scaffpd.tasks import named, timed
+
+        if self.time is not None:
+            return timed()
+        return None if self.task is None else named(self.task)
 
     @property
     def name(self) -> str:

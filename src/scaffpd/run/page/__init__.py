@@ -18,7 +18,7 @@ from pathlib import Path
 
 from scaffpd.errors import InputError, needed
 from scaffpd.files import make_folder, write_file
-from scaffpd.numbers import measured, plain, plural, small, whole
+from scaffpd.numbers import plain, plural, small, whole
 from scaffpd.run.page import vega, verdict
 from scaffpd.run.page.figures import figures
 from scaffpd.run.page.tables import (
@@ -140,7 +140,7 @@ def page(run: RunRecord, library: str) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    filters = {"whole": whole, "measured": measured, "plain": plain, "plural": plural}
+    filters = {"whole": whole, "emphasised": emphasised, "plain": plain, "plural": plural}
     environment.filters |= filters
     text: str = environment.get_template("page.html").render(
         run=run,
@@ -170,6 +170,11 @@ def page(run: RunRecord, library: str) -> str:
     return text
 
 
+def emphasised(text: str) -> str:
+    """Return the package's own words as HTML, with emphasis for what stands in stars."""
+    return re.sub(r"\*(.+?)\*", r"<em>\1</em>", text)
+
+
 def _hash(script: str) -> str:
     """Return the hash by which the page's policy allows a script."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
@@ -197,7 +202,7 @@ def _costs(run: RunRecord) -> dict[str, list[str]]:
     """Make the table of models: how each ended and what it cost, without empty columns."""
 
     def total(name: str) -> Callable[[ModelRecord], str]:
-        return lambda m: measured(getattr(m.overall, name, None), run.measure)
+        return lambda m: run.measure.written(getattr(m.overall, name, None))
 
     columns: dict[str, Callable[[ModelRecord], str]] = {
         "status": lambda m: m.status,

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from scaffpd.numbers import brief, change, plural, whole
+from scaffpd.numbers import brief, plural, whole
 from scaffpd.run.page import vega
 from scaffpd.run.page.tables import (
     FEW,
-    lost,
     marked,
     served,
     shown_models,
@@ -19,7 +18,9 @@ from scaffpd.run.page.tables import (
 )
 from scaffpd.run.page.vega import LOOSE, MANY, STEP, Figure, Rows, Spec, layer, short
 from scaffpd.run.page.verdict import meanings
-from scaffpd.run.record import EVERYONE, THIRDS, RunRecord, ScoreRow
+from scaffpd.run.record import RunRecord, ScoreRow
+from scaffpd.tasks.base import EVERYONE
+from scaffpd.tasks.survival import THIRDS
 
 JOINED = ("average", "fair", "personal", "alone")  # in the order of their colours
 EXPLAINED = {
@@ -53,27 +54,29 @@ def joining(run: RunRecord) -> Figure | None:
         return None
     models = [m for m in dict.fromkeys([*JOINED, found.base]) if m in found.models]
     names = _ends(found.order)
-    measure, better, of = served(found)
+    measure, better = run.task.serving
     points: Rows = []
     lines: Rows = []
     for client in names:
         own = found.by_client[client]
-        tone, moved = marked(found, client)
+        tone, moved = marked(run, found, client)
         lines.append(
             {
                 "client": client,
-                "before": short(of(own[found.base])),
-                "after": short(of(own[found.shown])),
+                "before": short(served(run, own[found.base])),
+                "after": short(served(run, own[found.shown])),
                 "tone": tone,
                 "change": moved,
             }
         )
-        points += [{"client": client, "model": m, "value": short(of(own[m]))} for m in models]
+        points += [
+            {"client": client, "model": m, "value": short(served(run, own[m]))} for m in models
+        ]
     explained = "; ".join(f"{name}: {EXPLAINED[name]}" for name in models if name in EXPLAINED)
     caption = (
         f"On held-out rows. The line leads from {found.base} to {found.shown}; beside it is how "
-        f"much lower the {lost(found)} is: green with * where that is clear, orange with * where "
-        f"joining clearly costs. {explained.capitalize()}."
+        f"much lower the {run.task.lower} is: green with * where that is clear, orange with * "
+        f"where joining clearly costs. {explained.capitalize()}."
     )
     return _by_client(
         run,
@@ -131,12 +134,11 @@ def _ends(names: Sequence[str]) -> list[str]:
 
 
 def _axis(run: RunRecord) -> str:
-    name = {"rmse": "error (RMSE)"}.get(run.measure, run.measure)
-    return f"{name} on {run.scored_rows}{', %' if run.upwards else ''}"
+    return f"{run.measure.axis} on {run.scored_rows}{', %' if run.measure.upwards else ''}"
 
 
 def _scaled(run: RunRecord, value: float | None) -> float | None:
-    return None if value is None else short(100 * value if run.upwards else value)
+    return None if value is None else short(100 * value if run.measure.upwards else value)
 
 
 def clients(run: RunRecord) -> Figure | None:
@@ -152,7 +154,7 @@ def clients(run: RunRecord) -> Figure | None:
         gains = run.gains(*pair)
     else:  # the worst-served first
         only = values[models[0].name]
-        gains = {c: -run.sign * value for c, value in only.items() if value is not None}
+        gains = {c: -run.measure.sign * value for c, value in only.items() if value is not None}
     names = _ends(sorted(run.clients, key=lambda client: -gains.get(client, 0.0)))
     few = [s.client for s in run.main.clients if s.client in names and uncertain(run, s)]
     points: Rows = [
@@ -167,7 +169,7 @@ def clients(run: RunRecord) -> Figure | None:
     ]
     lines: Rows = []
     for client in names if pair else ():
-        moved = change(run.sign * gains.get(client, 0.0), run.measure)
+        moved = run.measure.change(run.measure.sign * gains.get(client, 0.0))
         lines.append(
             {
                 "client": client,
@@ -177,7 +179,8 @@ def clients(run: RunRecord) -> Figure | None:
                 "change": moved,
             }
         )
-    caption = f"Each row is one {run.word}; further {'right' if run.upwards else 'left'} is better."
+    better = "right" if run.measure.upwards else "left"
+    caption = f"Each row is one {run.word}; further {better} is better."
     if pair:
         caption += (
             " The line runs from before to after, and the number beside it is the change: green "
@@ -228,7 +231,7 @@ def tradeoff(run: RunRecord) -> Figure | None:
         vega.dots({**ends, **vega.looks("model", names)}, "models", 130),
         layer("text", {**ends, "text": {"field": "label"}}, "", "models", dy=-16),
     ]
-    better = "Up and to the right" if run.upwards else "Down and to the left"
+    better = "Up and to the right" if run.measure.upwards else "Down and to the left"
     return Figure(
         "tradeoff",
         "What fairness costs",
@@ -372,8 +375,7 @@ def coefficients(run: RunRecord) -> Figure | None:
         if "personal_low" in row.values:
             low, high = (short(row.values[f"personal_{end}"]) for end in ("low", "high"))
             ranges.append({"client": client, "low": low, "high": high})
-    unit = "log-odds" if run.upwards else "the target"
-    unit = "the logarithm of the hazard" if run.measure == "concordance" else unit
+    unit = run.task.adds_to
     y = vega.named(called, labelLimit={"expr": "clamp(width / 2, 120, 260)"})
     x = vega.across("value", f"what one deviation adds to {unit}", LOOSE, grid=True)
     ends: Spec = {"y": y, "x": {**x, "field": "low"}, "x2": {"field": "high"}}

@@ -2,58 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from math import exp, sqrt
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from scaffpd.models.cox import TIMES
 from scaffpd.numbers import (
     NOTHING,
     brief,
     capital,
-    change,
-    measured,
     percent,
     plain,
     plural,
     whole,
 )
 from scaffpd.run.record import (
-    EVERYONE,
     ClientScore,
     CoefficientRow,
     JoiningRecord,
     JoiningRow,
     ModelRecord,
     RunRecord,
+    ScoreRow,
 )
 from scaffpd.study.gains import CALLED
+from scaffpd.tasks.base import EVERYONE, ScoreColumn
 from scaffpd.training.metrics import NO, NOISE, YES
 
-COLUMNS = {  # scores, in the order and the words in which they are shown
-    "accuracy": "accuracy",
-    "concordance": "concordance",
-    "concordance_low": "95 % from",
-    "concordance_high": "to",
-    "auc": "AUC",
-    "recall": "recall",
-    "precision": "precision",
-    "selection_rate": "picked",
-    "false_positive_rate": "false alarms",
-    "brier": "Brier score",
-    "mean_probability": "expected",
-    "base_rate": "true",
-    "calibration_error": "calibration error",
-    "rmse": "error (RMSE)",
-    "mae": "mean |error|",
-    "r2": "R²",
-}
-DECIMALS = (
-    *("auc", "brier", "r2", "calibration_error"),
-    *("concordance", "concordance_low", "concordance_high"),
-)
-UNITS = ("rmse", "mae")
-OF_LABEL = ("recall", "precision", "selection_rate", "mean_probability", "base_rate")
 FAR = 1e6  # ratios of hazards above it are not known: columns that say the same, or no events
 FEW = 30  # test rows: with fewer, one row moves an accuracy by more than three points
 TONES = {YES: "gain", NO: "loss", NOISE: "quiet"}
@@ -98,8 +71,8 @@ def client_lines(run: RunRecord) -> list[ClientLine]:
     lines = []
     for client in run.clients:
         gain = gains.get(client)
-        moved = None if gain is None else run.sign * gain
-        text = change(moved, run.measure)
+        moved = None if gain is None else run.measure.sign * gain
+        text = run.measure.change(moved)
         tone = "" if gain is None else tone_of(gain, text)
         score = main.get(client) or ClientScore(client=client)
         lines.append(
@@ -127,7 +100,7 @@ def uncertain(run: RunRecord, score: ClientScore) -> bool:
 
 def _cell(run: RunRecord, score: ClientScore | None) -> Cell:
     value = run.value(score) if score else None
-    return Cell(value, measured(value, run.measure))
+    return Cell(value, run.measure.written(value))
 
 
 class ScoreTable(NamedTuple):
@@ -139,55 +112,37 @@ class ScoreTable(NamedTuple):
     rows: Sequence[tuple[tuple[str, ...], list[Cell]]]
 
 
-def served(found: JoiningRecord) -> tuple[str, str, Callable[[JoiningRow], float]]:
-    """Return a measure's name, whether more or less is better, and how to compute it.
-
-    It is a loss in units that people know, where it has some: the geometric mean of the
-    probabilities of what came true is exp(−loss), and the root mean squared error goes by the
-    squared one. Both are better exactly where the loss is lower.
-    """
-    if found.loss in ("logistic", "softmax"):
-        return "probability of what came true, %", "more", lambda row: 100 * exp(-row.test_loss)
-    if found.loss in TIMES:
-        return "concordance", "more", lambda row: row.test_score or 0.0
-    if found.loss == "squared":
-        return "typical error", "less", lambda row: row.test_score or 0.0
-    return "loss", "less", lambda row: row.test_loss
+def served(run: RunRecord, row: JoiningRow) -> float:
+    """Return how a model serves a client, in the unit that `Task.serving` names."""
+    return run.task.served(row.test_loss, row.test_score)
 
 
-def lost(found: JoiningRecord) -> str:
-    """Name what gains are of: the loss, the error, or the share of pairs in the wrong order."""
-    words = dict.fromkeys(TIMES, "share of wrong pairs") | {"squared": "error"}
-    return words.get(found.loss, "loss")
+def gained(run: RunRecord, client: str) -> float:
+    """Return how much lower a client's loss or error is."""
+    return run.task.gained(run.joining.gain(client)) if run.joining else 0.0
 
 
-def gained(found: JoiningRecord, client: str) -> float:
-    """Return how much lower that is for a client; errors are roots of squared losses."""
-    gain = found.gain(client)
-    return 1 - sqrt(max(1 - gain, 0.0)) if found.loss == "squared" else gain
-
-
-def marked(found: JoiningRecord, client: str) -> tuple[str, str]:
+def marked(run: RunRecord, found: JoiningRecord, client: str) -> tuple[str, str]:
     """Return the tone of a client's gain, and the gain in percent, with * where it is clear."""
     tone = TONES[found.pays(client)]
-    moved = percent(gained(found, client), signed=True)
+    moved = percent(gained(run, client), signed=True)
     return tone, moved if tone == "quiet" else f"{moved}*"
 
 
 def joining_table(run: RunRecord, found: JoiningRecord) -> ScoreTable:
     """Make a row for every client: how every model serves it, and what joining changes."""
-    measure, _, of = served(found)
+    measure, _ = run.task.serving
     few = {score.client for score in run.main.clients if uncertain(run, score)}
     rows = []
     for client in found.order:
         own = found.by_client[client]
-        tone, moved = marked(found, client)
-        values = [of(own[model]) for model in found.models]
+        tone, moved = marked(run, found, client)
+        values = [served(run, own[model]) for model in found.models]
         texts = [f"{value:.1f}" if "%" in measure else plain(value) for value in values]
         cells = [Cell(value, text) for value, text in zip(values, texts, strict=True)]
-        cells.append(Cell(gained(found, client), moved, tone))
+        cells.append(Cell(gained(run, client), moved, tone))
         rows.append(((f"{client} †" if client in few else client,), cells))
-    lower = f"how much lower the {lost(found)} is with {CALLED[found.shown]} (* clear of noise)"
+    lower = f"how much lower the {run.task.lower} is with {CALLED[found.shown]} (* clear of noise)"
     heading = f"{capital(measure)}, on held-out rows; gain: {lower}"
     return ScoreTable(heading, (run.word,), [*found.models, f"gain over {found.base}"], rows)
 
@@ -195,7 +150,7 @@ def joining_table(run: RunRecord, found: JoiningRecord) -> ScoreTable:
 def effect_table(run: RunRecord) -> ScoreTable | None:
     """Make a row for every coefficient, those that are the clearest first."""
     rows = []
-    ratios = run.measure == "concordance"
+    ratios = run.task.ratios
     for one in sorted(run.effects, key=_clarity):
         ends = ("ratio", "ratio_low", "ratio_high") if ratios else ("estimate", "low", "high")
         estimate, low, high = (one.values[name] for name in ends)
@@ -220,20 +175,15 @@ def _clarity(one: CoefficientRow) -> float:
     return -abs(one.values["estimate"]) / (one.values["error"] or 1.0)
 
 
-def written(name: str, value: float | None) -> str:
-    """Write a score as it is shown."""
-    if value is None:
-        return NOTHING
-    if name in UNITS:
-        return plain(value)
-    return f"{value:.3f}".replace("-", "−") if name in DECIMALS else f"{100 * value:.1f}\u00a0%"
-
-
-def head(labels: Sequence[str], name: str) -> str:
+def head(run: RunRecord, column: ScoreColumn) -> str:
     """Name a score, and of two labels the one that it looks for."""
-    if len(labels) == 2 and name in OF_LABEL:
-        return f"{COLUMNS[name]} of “{brief(labels[1], 16)}”"
-    return COLUMNS[name]
+    one = column.label and len(run.labels) == 2
+    return f"{column.title} of “{brief(run.labels[1], 16)}”" if one else column.title
+
+
+def _score(run: RunRecord, name: str, row: ScoreRow) -> Cell:
+    value = row.values.get(name)
+    return Cell(value, run.task.columns[name].written(value))
 
 
 def shown_scores(run: RunRecord) -> list[str]:
@@ -245,8 +195,10 @@ def shown_scores(run: RunRecord) -> list[str]:
 def score_tables(run: RunRecord) -> list[ScoreTable]:
     """Make a table of all held-out rows, one by client, and one for every column of groups."""
     rows = [row for name in shown_scores(run) for row in run.scores if row.model == name]
-    shown = [name for name in COLUMNS if any(row.values.get(name) is not None for row in rows)]
-    heads = ["rows", *(head(run.labels, name) for name in shown)]
+    shown = [
+        name for name in run.task.columns if any(row.values.get(name) is not None for row in rows)
+    ]
+    heads = ["rows", *(head(run, run.task.columns[name]) for name in shown)]
     until = next((f" by {h:g}" for row in rows if (h := row.values.get("horizon"))), "")
     if until:
         heads = [f"{name}{until}" if name in ("expected", "true") else name for name in heads]
@@ -258,7 +210,7 @@ def score_tables(run: RunRecord) -> list[ScoreTable]:
             if (row.by == by and row.group != EVERYONE) or (
                 not by and row.by == "client" and row.group == EVERYONE
             ):
-                cells = [Cell(row.values.get(n), written(n, row.values.get(n))) for n in shown]
+                cells = [_score(run, name, row) for name in shown]
                 names = (row.group, row.model) if by else (row.model,)
                 lines.append((names, [Cell(row.rows, whole(row.rows)), *cells]))
         if by:  # a client's models stand below one another

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scaffpd.numbers import brief, capital, measured, plain, several, small
+from scaffpd.numbers import brief, capital, plain, several, small
 from scaffpd.objectives import OBJECTIVES
 from scaffpd.run.page.tables import FEW, uncertain
 from scaffpd.run.record import Overall, PrivacyRecord, RunRecord
 from scaffpd.study.gains import ALONE, CONSTANT
-from scaffpd.training.metrics import NEGLIGIBLE, NO, NOISE, YES
+from scaffpd.training.metrics import NO, NOISE, YES
 
 QUESTIONS = {
     "do": "What to do?",
@@ -59,38 +59,22 @@ def one_for_all(run: RunRecord) -> list[str]:
     one = main.overall
     if one is None:
         return ["There is no result yet.", run.main.message or "The run has not ended."]
-    worst = f"{brief(one.worst_client)} with {measured(one.worst, run.measure)}"
+    worst = f"{brief(one.worst_client)} with {run.measure.written(one.worst)}"
     served = f"On {run.scored_rows}, {worst} is served worst by “{brief(main.name)}”"
     if run.pair and run.pair[0].overall:
         return [_headline(run, run.pair[0].overall, one), f"{served}."]
     suggested = [f"Suggested: {run.path.why}"] if run.path else []
-    return [*suggested, f"{served}; the mean is {measured(one.mean, run.measure)}."]
+    return [*suggested, f"{served}; the mean is {run.measure.written(one.mean)}."]
 
 
 def _headline(run: RunRecord, before: Overall, after: Overall) -> str:
     assert run.pair is not None
     names = [f"“{brief(model.name)}”" for model in run.pair]
-    error = "error" if run.measure == "rmse" else run.measure
-    name = "" if run.measure == "accuracy" else f"the {error} of "
-    worst = _moved(run, before.worst_20, after.worst_20)
-    mean = _moved(run, before.mean, after.mean)
-    start = f"with {names[1]} in the place of {names[0]}, {name}the {run.bottom} {worst}"
+    moved = run.measure.moved
+    worst = f"{run.measure.subject}the {run.bottom} {moved(before.worst_20, after.worst_20)}"
+    mean = moved(before.mean, after.mean)
+    start = f"with {names[1]} in the place of {names[0]}, {worst}"
     return capital(f"{start}; the average {mean}.")
-
-
-def _moved(run: RunRecord, before: float, after: float) -> str:
-    """Say how a number changes: in points of accuracy, or in percent of an error."""
-    gain = run.sign * (after - before)
-    scale = 1.0 if run.upwards else max(abs(before), abs(after))
-    if abs(gain) < NEGLIGIBLE * scale:
-        return "stays where it was"
-    if run.measure == "accuracy":
-        # ties are rounded away from zero: sums in another order must not change the text
-        points = f"{100 * abs(gain) * (1 + 1e-9):.1f} points"
-        return f"{'gains' if gain > 0 else 'loses'} {points}"
-    if run.upwards:
-        return f"{'rises' if gain > 0 else 'falls'} by {abs(gain):.3f}"
-    return f"{'falls' if gain > 0 else 'rises'} by {100 * abs(gain) / abs(before or 1.0):.1f} %"
 
 
 def answers(run: RunRecord) -> dict[str, str]:
@@ -119,7 +103,7 @@ def _much(run: RunRecord) -> str:
         return ""
     ends = [one.overall for one in run.pair if one.overall]
     texts = [
-        f"the {what} goes from {' to '.join(measured(value, run.measure) for value in values)}"
+        f"the {what} goes from {' to '.join(map(run.measure.written, values))}"
         for what, values in (
             ("mean", [one.mean for one in ends]),
             (run.bottom, [one.worst_20 for one in ends]),
@@ -175,17 +159,14 @@ def cautions(run: RunRecord) -> list[str]:
         found.append(
             f"† Fewer than {FEW} test rows ({few} of {several(len(scores), run.word)}): uncertain."
         )
-    if run.measure == "concordance":
+    if run.task.unscored:
         rows = run.score_rows(run.main.name)
-        known = [c for c in run.clients if c not in rows or "concordance" in rows[c].values]
+        known = [c for c in run.clients if c not in rows or run.measure.name in rows[c].values]
         none = [
             c for c in run.clients if c not in (run.joining.by_client if run.joining else known)
         ]
         if none:
-            found.append(
-                f"No two test rows of {', '.join(none)} can be compared: left out of means and "
-                "counts."
-            )
+            found.append(run.task.unscored.format(", ".join(none)))
     if run.privacy is not None:
         found += [SEEDED] if run.privacy.seeded else []
         found.append(NOT_COVERED if run.privacy.scored else SENT)

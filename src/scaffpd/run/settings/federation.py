@@ -27,11 +27,11 @@ from scaffpd.data.tabular.agree import (
 )
 from scaffpd.data.tabular.columns import CATEGORY, NUMBER
 from scaffpd.data.tabular.schemas import MOST_COLUMNS, MOST_FEATURES, checked_schema
-from scaffpd.data.tabular.settings import CLASSIFICATION, CURVES, REGRESSION
+from scaffpd.data.tabular.settings import CURVES
 from scaffpd.errors import InputError, unknown
 from scaffpd.fields import Json, Needs, SettingsTable, read_toml, validated
 from scaffpd.models import Personal
-from scaffpd.models.cox import COX, refuse_noise, refuse_powers
+from scaffpd.models.cox import refuse_noise, refuse_powers
 from scaffpd.models.losses import LOSSES
 from scaffpd.pipeline.columns import Plan
 from scaffpd.pipeline.sites import Model, NamedModel
@@ -54,11 +54,11 @@ from scaffpd.run.settings.tables import (
     PrivacyBudget,
 )
 from scaffpd.secure.aggregation import FEWEST, cap_of, colluding_of
+from scaffpd.tasks import solving, timed
+from scaffpd.tasks.base import Task
 
 SILO = {"data": "a silo's silo.toml; a coordinator's federation.toml is needed"}
 MOST_LABELS = 1000  # a softmax has a coefficient of every column for each
-NOT_NEGATIVE = ("logistic", "softmax", "squared")  # losses, as `MinimaxSums` needs them
-KINDS = (*LOSSES, COX)  # of linear models
 LARGEST_SUMS = 2**18  # N d² up to which Hessians are summed: 2 MB to every silo
 NUMBERS = "number"  # the kind of a column without a range
 Title = Annotated[str, StringConstraints(min_length=1, max_length=LONGEST)]
@@ -84,6 +84,11 @@ def _names(given: object) -> object:
     return {name: texts(kind) for name, kind in given.items()}
 
 
+def _kinds() -> tuple[str, ...]:
+    """Return the losses of linear models; of times to an event, that without periods."""
+    return *LOSSES, timed().loss()
+
+
 class FederationModel(SettingsTable):
     """[model] of a federation: a linear model by its loss, or the silos' name of a network."""
 
@@ -97,13 +102,13 @@ class FederationModel(SettingsTable):
     @property
     def network(self) -> str | None:
         """Name of a network; `None` for a linear model."""
-        return None if self.kind is None or self.kind in KINDS else self.kind
+        return None if self.kind is None or self.kind in _kinds() else self.kind
 
     @model_validator(mode="after")
     def _networks_have_a_name_only(self, info: ValidationInfo[Path]) -> Self:
         more = self.model_fields_set - {"kind"}
-        if self.network is not None and get_close_matches(self.network, [*KINDS, "linear"]):
-            raise unknown(f"model.kind in {info.context.name!r},", self.network, KINDS)
+        if self.network is not None and get_close_matches(self.network, [*_kinds(), "linear"]):
+            raise unknown(f"model.kind in {info.context.name!r},", self.network, _kinds())
         if self.network is not None and more:
             raise InputError(
                 "network-with-settings",
@@ -223,14 +228,20 @@ class FederationTerms(SettingsTable):
             return method
         model = self.linear()
         d = (width(self.encoding()) + 1) * model.get("classes", 1)  # and more with curves
-        small = d * d * n <= LARGEST_SUMS and model["loss"] in NOT_NEGATIVE
-        return MinimaxSums(objective) if small else method
+        bounded = not self.task.timed and LOSSES[model["loss"]].not_negative
+        return MinimaxSums(objective) if bounded and d * d * n <= LARGEST_SUMS else method
 
     @property
     def method(self) -> Algorithm:
         """Algorithm with its objective; own code has to be loaded first, by `settle`."""
         assert self._method is not None
         return self._method
+
+    @property
+    def task(self) -> Task:
+        """What is predicted: it goes by the loss, and by whether there are labels."""
+        loss = "" if self.model.network else self.model.kind or ""
+        return solving(loss, self.labels is not None)
 
     @property
     def certified(self) -> bool:
@@ -248,7 +259,7 @@ class FederationTerms(SettingsTable):
     @property
     def paired(self) -> bool:
         """Whether pairs of columns are looked for."""
-        return self.curved and self.pairs > 0 and self.privacy is None and self.model.kind != COX
+        return self.curved and self.pairs > 0 and self.privacy is None and not self.task.timed
 
     @property
     def numbers(self) -> int:
@@ -277,7 +288,7 @@ class FederationTerms(SettingsTable):
                 "curves-without-columns",
                 f"{file!r} asks for curves, which go with a linear model of columns of numbers.",
             )
-        if self.model.kind == COX and self.labels:
+        if self.task.timed and self.labels:
             raise InputError(
                 "loss-without-classes",
                 f"{file!r} has a model of times to an event, which needs columns and no labels.",
@@ -304,7 +315,7 @@ class FederationTerms(SettingsTable):
                 "clients-per-round-fixed",
                 f"All silos take part in every sum: leave clients_per_round out of {file!r}.",
             )
-        if self.model.kind == COX and self.method.positive:
+        if self.task.timed and self.method.positive:
             refuse_powers()
         if self.privacy is not None:
             self._check_private(file)
@@ -312,7 +323,7 @@ class FederationTerms(SettingsTable):
     def _check_private(self, file: str) -> None:
         private = self.privacy
         assert private is not None
-        if self.model.kind == COX:
+        if self.task.timed:
             refuse_noise()
         if not self.method.asks_losses:
             able = ", ".join(name for name, kind in ALGORITHMS.items() if kind.asks_losses)
@@ -353,7 +364,7 @@ class FederationTerms(SettingsTable):
         numbers = [column for column in columns if column["kind"] != CATEGORY]
         declared = columns and all("range" in column for column in numbers)
         made: Json = {
-            "task": REGRESSION if self.labels is None else CLASSIFICATION,
+            "task": "regression" if self.labels is None else "classification",
             "labels": list(self.labels or ()),
             "shape": self.columns if isinstance(self.columns, list) else None,
             "columns": columns,
@@ -365,20 +376,20 @@ class FederationTerms(SettingsTable):
         if self.model.network is not None:
             return {"kind": self.model.network}
         classes = len(self.labels or ())
-        loss = self.model.kind or ("squared" if not classes else "logistic")
-        if self.model.kind is None and classes > 2:
-            loss = "softmax"
-        if loss == "logistic" and classes not in (0, 2):
+        loss = self.model.kind or self.task.loss(classes)
+        times = self.task.timed
+        binary = not times and LOSSES[loss].binary
+        if binary and classes not in (0, 2):
             raise InputError(
                 "logistic-of-many-labels",
                 f'Logistic loss has two classes, but there are {classes} labels: use "softmax".',
             )
-        made: Json = {"kind": "linear", "loss": loss, "l2": self.model.l2, "intercept": loss != COX}
-        if loss == COX:  # y is time, event and entry, which is 0 where a silo has none
+        made: Json = {"kind": "linear", "loss": loss, "l2": self.model.l2, "intercept": not times}
+        if times:  # y is time, event and entry, which is 0 where a silo has none
             made["entry"] = True
         if self.model.kappa is not None:
             made["strength"] = self.model.kappa
-        return made | ({"classes": classes} if classes and loss != "logistic" else {})
+        return made | ({"classes": classes} if classes and not binary else {})
 
     def modelled(self, schema: Schema) -> Model:
         """Return the model of encoded columns; its strengths may be "auto"."""

@@ -21,8 +21,9 @@ from scaffpd.errors import InputError, unknown
 from scaffpd.federation import Vector
 from scaffpd.fields import Json
 from scaffpd.models import Linear
-from scaffpd.models.losses import loss_named
 from scaffpd.models.personal import Personal, personalise
+from scaffpd.tasks import named, solving
+from scaffpd.tasks.base import Task
 
 Answer = str | int | float  # a label or a number
 Array = NDArray[Any]  # of parameters in the model's own format, or of labels
@@ -48,6 +49,13 @@ class Setup:
     deviation: Vector = field(repr=False)  # likewise
     # ε, δ, clips and noise (see `Private`); empty without noise
     privacy: Json = field(default_factory=dict)
+
+    @property
+    def task(self) -> Task:
+        """What is predicted: by its name, or by the loss."""
+        if "task" in self.model:
+            return named(self.model["task"])
+        return solving(str(self.model.get("loss")), bool(self.schema["labels"]))
 
     def values(self) -> Json:
         """Return its JSON values, with exact floats."""
@@ -83,7 +91,7 @@ LINEAR = (*SHAPE, "strength", "exposure")
 def linear(model: Json) -> Linear:
     """Return the linear model of an agreement."""
     for name in model:
-        if name not in (*LINEAR, "kind"):
+        if name not in (*LINEAR, "kind", "task"):
             raise unknown("model setting", name, LINEAR)
     return Linear(**{name: model[name] for name in SHAPE if name in model})
 
@@ -148,20 +156,5 @@ def predict_encoded(
     """
     model = linear(setup.model)
     labels = setup.schema["labels"]
-    found, shares = answers(model, model.outputs(x, X), bool(labels))
-    return ([labels[k] for k in found] if labels else found.tolist()), shares
-
-
-def answers(
-    model: Linear, z: NDArray[np.float64], classify: bool
-) -> tuple[Array, NDArray[np.float64]]:
-    """Turn outputs z into indices of labels with the probability of each, or into numbers."""
-    if not classify:
-        mean = z[:, 0] if model.timed else loss_named(model.loss).mean(z[:, 0])
-        return mean, np.empty((len(z), 0))
-    if model.loss == "logistic":
-        z = np.concatenate([np.zeros_like(z), z], axis=1)
-    if model.loss == "squared":  # has labels, but no probabilities
-        return z.argmax(1), np.empty((len(z), 0))
-    shares = np.exp(z - z.max(1, keepdims=True))
-    return z.argmax(1), shares / shares.sum(1, keepdims=True)
+    found, shares = setup.task.answers(model, model.outputs(x, X))
+    return ([labels[int(k)] for k in found] if labels else found.tolist()), shares

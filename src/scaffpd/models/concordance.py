@@ -18,9 +18,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from scaffpd.models import Linear
 from scaffpd.models.baseline import Vector, order_of_pairs
-from scaffpd.training.metrics import student
+from scaffpd.models.linear import Linear
+from scaffpd.models.numerics import student
 
 Array = NDArray[np.float64]
 

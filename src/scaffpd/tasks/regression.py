@@ -1,0 +1,44 @@
+"""Amounts of anything, by least squares."""
+
+from __future__ import annotations
+
+from math import sqrt
+
+from scaffpd.tasks.base import Measure, ScoreColumn, TargetColumn, Task
+
+RMSE = Measure("rmse", axis="error (RMSE)", subject="the error of ")
+NUMBERS = {
+    "rmse": ScoreColumn("error (RMSE)", "unit"),
+    "mae": ScoreColumn("mean |error|", "unit"),
+    "r2": ScoreColumn("R²", "decimal"),
+}
+EXPLAINED = (
+    "*R²*: the share of the target’s variance that is explained; 0 is as good as its mean, below 0 "
+    "worse. *Error (RMSE)*: the root of the mean squared error; large errors count more than in "
+    "the *mean |error|*."
+)
+
+
+class Regression(Task):
+    """Numbers, trained on with deviation one and scored in the units of the table."""
+
+    name = "regression"
+    measure = RMSE
+    losses = ("squared",)
+    scaled = True
+    columns = NUMBERS
+    explained = EXPLAINED
+    lower = "error"
+    serving = ("typical error", "less")
+
+    def suits(self, column: TargetColumn) -> bool:
+        """Return that every column is numbers, if nothing else suits it."""
+        return True
+
+    def served(self, loss: float, score: float | None) -> float:
+        """Return the root mean squared error, which is lower where the squared one is."""
+        return score or 0.0
+
+    def gained(self, gain: float) -> float:
+        """Return how much lower the error is: errors are roots of squared losses."""
+        return 1 - sqrt(max(1 - gain, 0.0))
