@@ -54,7 +54,7 @@ FORBIDDEN = {  # a method knows neither models nor runtimes; local work knows no
 # these packages, and no module of ours that is not the core's.
 CORE = (
     *("errors", "numbers", "machine", "files", "objectives", "federation", "data", "models"),
-    *("privacy", "secure", "algorithms", "training", "study", "estimators"),
+    *("privacy", "secure", "algorithms", "tasks", "training", "study", "estimators"),
 )
 CORE_PACKAGES = {"numpy", "scipy", "torch"}
 READERS = "scaffpd.data.tabular"  # of tables from files, but for

@@ -81,7 +81,7 @@ class SiloSites:
 
     def _posted(self, question: RowQuestion, own: Matrix | NDArray[np.int64]) -> Matrix:
         if not question.whole:
-            return self.session.wide_total(question.part, own)
+            return self.session.wide_total(question.part, own.astype(np.float64))
         places = Places.usual(len(own), len(self.names), 0)
         return self.session.total(question.part, own.astype(np.int64), places)
 
