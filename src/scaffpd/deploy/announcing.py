@@ -43,21 +43,26 @@ UNKNOWN = frozenset({Scores.kind}).union(
 )
 
 
-def _asked(terms: FederationTerms) -> set[str]:
-    """Return what the agreed method asks, and what is looked up for the history."""
-    asked = terms.method.asks(convex=terms.model.network is None)
-    return {*asked, *(() if terms.method.asks_losses else (Scores.kind,))}
+def _asked(terms: FederationTerms) -> frozenset[str]:
+    """Return what the agreed method asks, and what is looked up for the history.
+
+    An operator who has agreed to code of the silo's own has read that it may ask for all of it.
+    """
+    asked = UNKNOWN if terms.own else frozenset[str]()
+    if not terms.settled:
+        return asked
+    looks = () if terms.method.asks_losses else (Scores.kind,)
+    return asked.union(terms.method.asks(convex=terms.model.network is None), looks)
 
 
 def phases(terms: FederationTerms) -> list[Phase]:
     """Return what leaves before training, at every point and at the end."""
     private = terms.privacy is not None
-    asked = {*UNKNOWN} if not terms.settled else _asked(terms)
     begin = [] if private else [*Commitment.shows]
     ends = [*Spendings.shows] if private else shown({Scores.kind, f"{Scores.kind}.score"})
     return [
         Phase("before training", [*begin, *terms.plan().shows(), *LossFacts.shows]),
-        Phase("in every round", shown(asked)),
+        Phase("in every round", shown(_asked(terms))),
         Phase("at the end", ends),
     ]
 
