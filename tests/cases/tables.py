@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from scaffpd.data.tabular.clients import read_clients
 from scaffpd.data.tabular.settings import TableSettings
+from scaffpd.pipeline.columns import Plan, agreed
+from scaffpd.pipeline.sites import SitesHere
 
 N = 24  # rows, at two sites
 X = [k * 1.25 for k in range(N)]
@@ -37,7 +41,17 @@ def write(folder, content, name="a.csv"):
 def read(*files, seed=0, **more):
     """Read files into clients; by default `site` is the client and `ill` the target."""
     settings = {"file": files, "client": "site", "target": "ill", **more}
-    return read_clients(TableSettings(**settings), seed)
+    source = TableSettings(**settings)
+    found = read_clients(source, seed)
+    return agreed_on(found, source.curves == "on")
+
+
+def agreed_on(found, curves=False):
+    """Clients of a table that have agreed on columns and scale, and their encoded rows."""
+    encoding = agreed(found.schema, SitesHere(found.rows), Plan(None, curves))
+    encoded = [own.encoded(*encoding) for own in found.rows]
+    more = {"task": found.task, "encoded": encoded, **encoding._asdict()}
+    return SimpleNamespace(**(vars(found) | more))
 
 
 def opened(folder, content, name="a.csv", **more):

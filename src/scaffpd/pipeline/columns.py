@@ -19,8 +19,7 @@ from torch import Tensor
 
 from scaffpd.algorithms.evidence import Strengths
 from scaffpd.data.pairs import chosen_pairs, pair_sums
-from scaffpd.data.tabular.agree import Column, Schema, curved, scale_of, width
-from scaffpd.data.tabular.clients import common
+from scaffpd.data.tabular.agree import Column, Schema, common, curved, scale_of, width
 from scaffpd.data.tabular.columns import Matrix
 from scaffpd.data.tabular.encode import ClientRows
 from scaffpd.data.tabular.questions import ColumnSums, RowCounts, RowQuestion

@@ -6,19 +6,23 @@ There are two makers: rows in this process (`SitesHere`), and a session of maske
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.data.curves import Limits, Total
+from scaffpd.data.curves import LEAST_CLIENTS, Counting, Limits, Total, plainly
 from scaffpd.data.tabular.agree import Schema
 from scaffpd.data.tabular.columns import Matrix
-from scaffpd.data.tabular.questions import RowQuestion
+from scaffpd.data.tabular.encode import ClientRows
+from scaffpd.data.tabular.questions import RowQuestion, added
 from scaffpd.federation import Federation
 from scaffpd.models import Linear, Personal
+from scaffpd.training.cohort import Cohort
 
 Arrays = Mapping[str, NDArray[np.float64]]
 
@@ -65,3 +69,49 @@ class Sites(Protocol):
 
     def own(self, federation: Federation, x: Tensor) -> Tensor | None:
         """Return the models near x of the sites that are here; `None` where nobody is."""
+
+
+@dataclass(frozen=True)
+class SitesHere:
+    """Sites whose rows are in this process.
+
+    Attributes:
+        rows: of every site.
+        counted: how rows between edges are counted.
+    """
+
+    rows: Sequence[ClientRows]
+    counted: Counting = plainly
+
+    @property
+    def names(self) -> list[str]:
+        """All of them."""
+        return [own.name for own in self.rows]
+
+    @property
+    def room(self) -> float:
+        """No bound: nothing is sent."""
+        return math.inf
+
+    def counting(self, schema: Schema) -> tuple[Total, Limits | None]:
+        """Count rows as they are, or with noise."""
+        total, limits = self.counted(self.names, [own.sorted_numbers(schema) for own in self.rows])
+        return total, limits or Limits(clients=min(LEAST_CLIENTS, len(self.rows)))
+
+    def total(self, question: RowQuestion) -> Matrix:
+        """Add up all answers."""
+        return added(self.rows, question)
+
+    def agree(self, kind: str, values: Mapping[str, object], arrays: Arrays) -> Arrays:
+        """Return the arrays: nobody else has others."""
+        return arrays
+
+    def federation(self, encoding: Encoding, model: Model) -> Federation:
+        """Return the encoded sites with a model."""
+        assert not isinstance(model, NamedModel)
+        pairs = [own.encoded(*encoding).train for own in self.rows]
+        return Cohort(pairs, model, self.names, settle=False)
+
+    def own(self, federation: Federation, x: Tensor) -> Tensor | None:
+        """Return all models near x."""
+        return federation.own_models(x)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -24,6 +25,8 @@ from scaffpd.models import Linear, Personal, regulariser
 from scaffpd.models.cox import refuse_noise
 from scaffpd.models.linear import nearly_free
 from scaffpd.numbers import several
+from scaffpd.pipeline.columns import Plan, agreed
+from scaffpd.pipeline.sites import SitesHere
 from scaffpd.privacy.counts import SHARE, PrivateCounting
 from scaffpd.privacy.noise import secret_bytes
 from scaffpd.privacy.private import RIDGE, private_ridge
@@ -33,7 +36,6 @@ from scaffpd.run.settings.tables import AUTO, SourceSettings
 from scaffpd.tasks.base import Task
 from scaffpd.tasks.classification import Classification
 from scaffpd.training.cohort import Cohort
-from scaffpd.training.pairs import with_pairs
 
 Pair = tuple[Any, Any]
 SHOWN = 20  # names of columns in a sentence
@@ -195,42 +197,43 @@ def _from_file(
     if asked is not None and source.curves == "on":
         known = secret if asked.seed is None else asked.seed
         counts = PrivateCounting(asked.epsilon, asked.delta, secret_bytes(known))
-    found = read_clients(source, seed, plainly if counts is None else counts)
+    found = read_clients(source, seed)
     task = found.task
-    model = _model(config, source, found)
-    targets = [own.train[1] for own in found.encoded]
+    targets = [own.target.values[~own.held].astype(np.float64) for own in found.rows]
     unit, centre = _target_scale(targets) if task.scaled else (1.0, 0.0)
-    train, test = _rows(found, unit, centre)
-    if config.privacy is None and not model.timed:
-        found = with_pairs(found, train, model, source.pairs)
-        model = _model(config, source, found)
-        train, test = _rows(found, unit, centre)
+    clients = [own.in_units(unit, centre) for own in found.rows] if task.scaled else found.rows
+    plan = Plan(
+        partial(_model, config, source, found),
+        source.curves == "on",
+        source.pairs if asked is None and source.time is None else 0,
+    )
+    sites = SitesHere(clients, plainly if counts is None else counts)
+    encoding = agreed(found.schema, sites, plan)
+    encoded = [own.encoded(*encoding) for own in clients]
     rows = sum(sum(own.rows) for own in found.rows)
-    columns = several(len(found.schema["columns"]), "column")
-    width = train[0][0].shape[1]
+    columns = several(len(encoding.schema["columns"]), "column")
+    width = len(encoding.mean)
     about = f"{source.file[0].name}: {several(rows, 'row')}, {columns}, {width} once encoded"
     return Prepared(
-        tuple(own.name for own in found.rows),
-        train,
-        test,
-        model,
+        tuple(sites.names),
+        [own.train for own in encoded],
+        [own.test for own in encoded if own.test is not None],
+        _model(config, source, found, encoding.schema),
         task,
-        tuple(map(str, found.schema["labels"])),
+        tuple(map(str, encoding.schema["labels"])),
         about,
         source.word,
         unit,
         centre,
-        found.schema,
-        found.mean,
-        found.deviation,
+        *encoding,
         (
             *task.said(source.periods),
-            *_kinds(found),
+            *_kinds(encoding.schema, found.exposure),
             *_private(config, counts),
             *found.remarks,
         ),
         found.groups,
-        {} if found.schema.get("declared") else {own.name: fills(own) for own in found.rows},
+        {} if encoding.schema.get("declared") else {own.name: fills(own) for own in found.rows},
         exposure=None if source.offset is None else (source.offset, found.exposure or 1.0),
         counts=counts if counts is not None and counts.releases else None,
     )
@@ -251,23 +254,8 @@ def _private(config: RunConfig, counts: PrivateCounting | None) -> list[str]:
     return remarks
 
 
-def _rows(found: Clients, unit: float, centre: float) -> tuple[list[Pair], list[Pair]]:
-    """Return training and held-out rows; what stands behind a target stays as it is."""
-
-    def scaled(pair: Pair) -> Pair:
-        X, y = pair
-        if (unit, centre) == (1.0, 0.0):
-            return pair
-        if y.ndim == 1:
-            return X, (y - centre) / unit
-        return X, np.column_stack([(y[:, 0] - centre) / unit, y[:, 1:]])
-
-    test = [scaled(own.test) for own in found.encoded if own.test is not None]
-    return [scaled(own.train) for own in found.encoded], test
-
-
-def _model(config: RunConfig, source: TableSettings, found: Clients) -> Linear:
-    groups = [feature.group for feature in encoded_features(found.schema)]
+def _model(config: RunConfig, source: TableSettings, found: Clients, schema: Schema) -> Linear:
+    groups = [feature.group for feature in encoded_features(schema)]
     private = config.privacy is not None
     weighted = source.weight is not None
     exposed = source.offset is not None
@@ -275,7 +263,7 @@ def _model(config: RunConfig, source: TableSettings, found: Clients) -> Linear:
         raise InputError("weights-with-noise", "--weight and --offset need a model without noise.")
     made = found.task.linear(
         0.0,
-        len(found.schema["labels"]),
+        len(schema["labels"]),
         periods=source.periods,
         groups=None if private else tuple(groups),
         weighted=weighted,
@@ -294,16 +282,15 @@ def _curved(config: RunConfig) -> bool:
     return config.privacy is None and isinstance(config.method, Fair)
 
 
-def _target_scale(targets: Sequence[Vector]) -> tuple[float, float]:
-    parts = [y if y.ndim == 1 else y[:, 0] for y in targets]
+def _target_scale(parts: Sequence[Vector]) -> tuple[float, float]:
     n = sum(map(len, parts))
     centre = sum(float(y.sum()) for y in parts) / n
     squares = sum(float(((y - centre) ** 2).sum()) for y in parts) / n
     return (squares**0.5 if squares > 0 else 1.0), centre
 
 
-def _kinds(found: Clients) -> tuple[str, ...]:
-    columns = found.schema["columns"]
+def _kinds(schema: Schema, exposure: float | None) -> tuple[str, ...]:
+    columns = schema["columns"]
     numbers = [c["name"] for c in columns if c["kind"] == NUMBER]
     categories = [f"{c['name']} ({len(c['categories'])})" for c in columns if c["kind"] == CATEGORY]
     sentences = []
@@ -312,10 +299,10 @@ def _kinds(found: Clients) -> tuple[str, ...]:
     for kind, names in ((curves, numbers), ("Categories", categories)):
         more = "" if len(names) <= SHOWN else f" and {len(names) - SHOWN} more"
         sentences += [f"{kind}: {', '.join(names[:SHOWN])}{more}."] if names else []
-    pairs = [f"{p['left']['name']} × {p['right']['name']}" for p in found.schema.get("pairs", ())]
+    pairs = [f"{p['left']['name']} × {p['right']['name']}" for p in schema.get("pairs", ())]
     sentences += [f"Pairs: {', '.join(pairs)}."] if pairs else []
-    if found.exposure is not None:
-        sentences.append(f"Counts are for an exposure of {found.exposure:g}.")
+    if exposure is not None:
+        sentences.append(f"Counts are for an exposure of {exposure:g}.")
     return tuple(sentences)
 
 

@@ -6,7 +6,6 @@ The search fits an additive model by evidence, and makes one pass of sums over i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,20 +18,7 @@ from scaffpd.models import Linear, Personal
 from scaffpd.models.losses import loss_named
 from scaffpd.training.cohort import Cohort, Pair
 
-if TYPE_CHECKING:
-    from scaffpd.data.tabular.clients import Clients
-
 MOST_INDICATORS = 1500  # beyond which no pairs are looked for: sums are of their squares
-
-
-def with_pairs(found: Clients, train: Sequence[Pair], model: Linear, most: int) -> Clients:
-    """Return the clients with the products of pairs that pay beside their additive models."""
-    if len(found.sides) < 2 or not most:
-        return found
-    columns = indicators_of(found.sides)
-    own = [rows.indicators(found.schema, found.sides) for rows in found.rows]
-    schema = paired(found.schema, found.sides, search(train, model, own, columns, most))
-    return found if schema is found.schema else found.under(schema)
 
 
 def indicators_of(sides: Sequence[Column]) -> list[Indicators]:

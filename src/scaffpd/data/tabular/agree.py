@@ -12,7 +12,7 @@ from typing import Literal, NotRequired, TypedDict
 
 import numpy as np
 
-from scaffpd.data.curves import Feature, Limits, Total, curve, thresholds
+from scaffpd.data.curves import MOST, Feature, Limits, Total, curve, thresholds
 from scaffpd.data.silos import unless_constant
 from scaffpd.data.tabular.columns import CATEGORY, NUMBER, Matrix
 from scaffpd.errors import InputError
@@ -124,6 +124,15 @@ def curved(
         columns.append(stepped if len(steps) > 1 else column)
         sides += [stepped] if steps else []
     return {**schema, "columns": columns}, sides
+
+
+def common(side: Column, schema: Schema, mean: Matrix) -> Column:
+    """Return a side of pairs with its most common categories only."""
+    if side["kind"] != CATEGORY:
+        return side
+    shares = dict(zip(features(schema), mean, strict=True))
+    order = sorted(side["categories"], key=lambda name: -shares[f"{side['name']}={name}"])
+    return {**side, "categories": order[:MOST], "other": False}
 
 
 def scale_of(schema: Schema, total: Callable[[Matrix | None], Matrix]) -> tuple[Matrix, Matrix]:

@@ -15,16 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scaffpd.data.curves import MOST, Counting, plainly
 from scaffpd.data.tabular import encode
 from scaffpd.data.tabular.agree import (
     Column,
     Schema,
     category_order,
-    curved,
     declared,
-    features,
-    scale_of,
     width,
 )
 from scaffpd.data.tabular.columns import (
@@ -39,7 +35,7 @@ from scaffpd.data.tabular.columns import (
     leaking_columns,
     spelt,
 )
-from scaffpd.data.tabular.encode import ClientRows, Encoded
+from scaffpd.data.tabular.encode import ClientRows
 from scaffpd.data.tabular.formats import open_table, stacked
 from scaffpd.data.tabular.read import DAY, read_columns
 from scaffpd.data.tabular.settings import TableSettings
@@ -62,17 +58,13 @@ MISSING = "(missing)"  # the group of rows without a value
 
 @dataclass(frozen=True)
 class Clients:
-    """The file as a federation has it."""
+    """The file as a federation has it, before anything is agreed by sums."""
 
     rows: tuple[ClientRows, ...] = field(repr=False)  # of every client
-    encoded: tuple[Encoded, ...] = field(repr=False)  # the same, ready to train on
-    schema: Schema = field(repr=False)  # what was agreed
-    mean: Matrix = field(repr=False)  # of every encoded column
-    deviation: Matrix = field(repr=False)  # likewise
+    schema: Schema = field(repr=False)  # labels and the union of categories
     remarks: tuple[str, ...]  # what was left out, and why
     # of held-out rows, client by client: values of the columns to score by, as texts
     groups: Mapping[str, list[NDArray[np.object_]]] = field(default_factory=dict, repr=False)
-    sides: tuple[Column, ...] = field(default=(), repr=False)  # what pairs may be made of
     exposure: float | None = None  # the usual one, that counts are for
 
     @property
@@ -80,34 +72,13 @@ class Clients:
         """What is to be predicted."""
         return self.rows[0].target.task
 
-    def under(self, schema: Schema) -> Clients:
-        """Return the same rows, scaled and encoded as another schema says."""
 
-        def total(mean: Matrix | None) -> Matrix:
-            added: Matrix = np.sum([own.totals(schema, mean) for own in self.rows], axis=0)
-            return added
-
-        mean, deviation = scale_of(schema, total)
-        encoded = tuple(own.encoded(schema, mean, deviation) for own in self.rows)
-        return replace(self, encoded=encoded, schema=schema, mean=mean, deviation=deviation)
-
-
-def common(side: Column, schema: Schema, mean: Matrix) -> Column:
-    """Return a side of pairs with its most common categories only."""
-    if side["kind"] != CATEGORY:
-        return side
-    shares = dict(zip(features(schema), mean, strict=True))
-    order = sorted(side["categories"], key=lambda name: -shares[f"{side['name']}={name}"])
-    return {**side, "categories": order[:MOST], "other": False}
-
-
-def read_clients(source: TableSettings, seed: int = 0, counting: Counting = plainly) -> Clients:
-    """Read a table, cut it into clients, and let them agree.
+def read_clients(source: TableSettings, seed: int = 0) -> Clients:
+    """Read a table, and cut it into clients.
 
     Args:
         source: the table, and what its columns are.
         seed: chooses held-out rows.
-        counting: how rows between edges are counted, for curves.
     """
     found = _read(source)
     wanted = encode.target(repr(source.file[0].name), found.goal, source.wanted)
@@ -132,15 +103,7 @@ def read_clients(source: TableSettings, seed: int = 0, counting: Counting = plai
     if source.offset is not None:
         rows, usual = _exposed(source, found, rows)
     schema = _agreed(source, rows)
-    sides: list[Column] = []
-    if source.curves == "on":
-        numbers = [own.sorted_numbers(schema) for own in rows]
-        schema, sides = curved(schema, *counting([own.name for own in rows], numbers))
-    nothing = np.empty(0)
-    groups = _groups(found, rows)
-    read = Clients(tuple(rows), (), schema, nothing, nothing, tuple(remarks), groups).under(schema)
-    coarse = tuple(common(side, read.schema, read.mean) for side in sides)
-    return replace(read, sides=coarse, exposure=usual)
+    return Clients(tuple(rows), schema, tuple(remarks), _groups(found, rows), usual)
 
 
 def _agreed(source: TableSettings, rows: Sequence[ClientRows]) -> Schema:

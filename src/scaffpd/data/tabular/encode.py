@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -68,6 +68,11 @@ class ClientRows:
     def rows(self) -> tuple[int, int]:
         """Return the numbers of training rows and held-out rows."""
         return int((~self.held).sum()), int(self.held.sum())
+
+    def in_units(self, unit: float, centre: float) -> ClientRows:
+        """Return the rows with a target of numbers in other units; what stands behind it stays."""
+        values: Matrix = (self.target.values.astype(np.float64) - centre) / unit
+        return replace(self, target=replace(self.target, values=values))
 
     def categories(self, column: DataColumn) -> tuple[list[str], bool]:
         """Return the categories of training rows, and whether there are others."""
