@@ -54,11 +54,11 @@ FORBIDDEN = {  # a method knows neither models nor runtimes; local work knows no
 # these packages, and no module of ours that is not the core's.
 CORE = (
     *("errors", "numbers", "machine", "files", "objectives", "federation", "data", "models"),
-    *("privacy", "secure", "algorithms", "tasks", "training", "study", "estimators"),
+    *("privacy", "secure", "algorithms", "tasks", "training", "pipeline", "study", "estimators"),
 )
 CORE_PACKAGES = {"numpy", "scipy", "torch"}
 READERS = "scaffpd.data.tabular"  # of tables from files, but for
-PLAIN = ("scaffpd.data.tabular.agree", "scaffpd.data.tabular.columns")
+PLAIN = tuple(f"{READERS}.{name}" for name in ("agree", "columns", "encode", "questions"))
 # What the core imports besides, where it is used, or in a room of its own.
 BESIDES = {
     ("estimators", "sklearn"): "scikit-learn's own interface",

@@ -35,6 +35,7 @@ from scaffpd.objectives import CVaR as CVaR
 from scaffpd.objectives import Nash as Nash
 from scaffpd.objectives import QFair as QFair
 from scaffpd.objectives import Tilted as Tilted
+from scaffpd.pipeline.curves import Curves as Curves
 from scaffpd.privacy import Private as Private
 from scaffpd.privacy import Spent as Spent
 from scaffpd.secure.aggregation import SecureAggregation as SecureAggregation
@@ -47,7 +48,6 @@ from scaffpd.study.gains import Joining as Joining
 from scaffpd.study.joining import joining as joining
 from scaffpd.study.path import path as path
 from scaffpd.training.cohort import Cohort as Cohort
-from scaffpd.training.curves import Curves as Curves
 from scaffpd.training.history import Checkpoint as Checkpoint
 from scaffpd.training.history import History as History
 from scaffpd.training.loop import Result as Result

@@ -12,10 +12,14 @@ from scipy.stats import multivariate_normal
 
 import scaffpd as sp
 from cases.refusals import refuses
-from cases.tables import opened, text
+from cases.tables import agreed_on, opened, text
 from scaffpd.data.pairs import Indicators, _cells_gain, _gain, chosen_pairs, pair_sums
 from scaffpd.data.tabular.agree import encoded_features, features
-from scaffpd.training.pairs import search, with_pairs
+from scaffpd.data.tabular.clients import read_clients
+from scaffpd.data.tabular.settings import TableSettings
+from scaffpd.pipeline.columns import Plan, agreed
+from scaffpd.pipeline.sites import SitesHere
+from scaffpd.training.pairs import too_many
 
 COLUMNS = (Indicators((1, 2, 3), True), Indicators((4, 5), False), Indicators((6, 7, 8), True))
 
@@ -119,9 +123,13 @@ def product(n, seed, sites="abc"):
 @pytest.fixture
 def paired(tmp_path):
     found = opened(tmp_path, product(1500, 4), curves="on")
-    train = [own.train for own in found.encoded]
-    model = sp.Linear("squared", "auto", True, groups=[f.group for f in groups(found)])
-    return found, with_pairs(found, train, model, 3)
+    table = read_clients(TableSettings(file=[tmp_path / "a.csv"], client="site", target="ill"))
+    return found, agreed_on(table, True, 3, modelled)
+
+
+def modelled(schema):
+    groups = [feature.group for feature in encoded_features(schema)]
+    return sp.Linear("squared", "auto", True, groups=groups)
 
 
 def groups(found):
@@ -151,12 +159,15 @@ def test_a_table_s_pair_is_agreed_on_and_encoded(paired):
     assert found.deviation[base:].tolist() == [1.0] * len(new)
 
 
-def test_nothing_is_looked_for_where_nothing_can_be(paired):
-    before, _ = paired
-    train = [own.train for own in before.encoded]
-    model = sp.Linear("squared", "auto", True)
-    assert with_pairs(before, train, model, 0) is before
-    assert search(train, model, [], [Indicators(tuple(range(1, 2000)), True)] * 2, 3) == []
+def test_nothing_is_looked_for_where_nothing_can_be(paired, monkeypatch):
+    before, found = paired
+    sites = SitesHere(found.rows)
+    monkeypatch.setattr(SitesHere, "federation", None)  # no model is fitted
+    for plan in (Plan(modelled, True, 0), Plan(modelled, False, 3)):
+        assert "pairs" not in agreed(before.schema, sites, plan).schema
+    monkeypatch.setattr("scaffpd.pipeline.columns.too_many", lambda columns: True)
+    assert "pairs" not in agreed(before.schema, sites, Plan(modelled, True, 3)).schema
+    assert too_many([Indicators(tuple(range(1, 2000)), True)] * 2)
 
 
 def acting_together(n=450, seed=5):

@@ -22,22 +22,18 @@ from cases.silos import (
     run,
 )
 from scaffpd.cli import run as cli
-from scaffpd.data.curves import counted
 from scaffpd.data.tabular.agree import (
-    curved,
-    encoded_features,
     features,
-    scale_of,
 )
-from scaffpd.data.tabular.clients import common
 from scaffpd.deploy.agreement import leaves
 from scaffpd.deploy.dataset import Dataset, Wanted
 from scaffpd.files import load_or_create
+from scaffpd.pipeline.columns import agreed
+from scaffpd.pipeline.sites import SitesHere
 from scaffpd.privacy.accountant import least_noise
 from scaffpd.run.settings.federation import FederationFile
 from scaffpd.run.settings.model_file import read_model
 from scaffpd.run.settings.silo import SiloFile
-from scaffpd.training.pairs import indicators_of, paired, search
 
 COLUMNS = 'age = "number"\nsex = "number"\nthalach = "number"\ncp = ["1", "2", "*"]\n'
 NAMED = 'folder = "run"'
@@ -86,33 +82,11 @@ def by_hand(path, places):
             own, load_or_create(own.identity), Wanted.of(file.encoding(), file.task)
         )
 
-    def scaled(schema):
-        mean, deviation = scale_of(
-            schema, lambda mean: sum(own.totals(schema, mean) for own in rows.values())
-        )
-        groups = [feature.group for feature in encoded_features(schema)]
-        l2 = file.model.l2
-        model = sp.Linear(
-            file.linear()["loss"], l2, True, file.linear().get("classes"), groups=groups
-        )
-        return {n: own.encoded(schema, mean, deviation) for n, own in rows.items()}, mean, model
-
-    schema = file.encoding()
-    numbers = [own.sorted_numbers(schema) for own in rows.values()]
-    schema, sides = curved(
-        schema, lambda edges: np.sum([counted(own, edges) for own in numbers], axis=0)
-    )
-    encoded, mean, model = scaled(schema)
-    if file.pairs:
-        sides = [common(side, schema, mean) for side in sides]
-        indicators = [own.indicators(schema, sides) for own in rows.values()]
-        train = [own.train for own in encoded.values()]
-        columns = indicators_of(sides)
-        schema = paired(schema, sides, search(train, model, indicators, columns, file.pairs))
-        encoded, mean, model = scaled(schema)
-    model = model if file.model.kappa is None else sp.Personal(model, file.model.kappa)
+    encoding = agreed(file.encoding(), SitesHere(list(rows.values())), file.plan())
+    encoded = {name: own.encoded(*encoding) for name, own in rows.items()}
     test = {name: own.test for name, own in encoded.items()}
-    return schema, sp.Cohort({n: own.train for n, own in encoded.items()}, model, test=test)
+    train = {name: own.train for name, own in encoded.items()}
+    return encoding.schema, sp.Cohort(train, file.modelled(encoding.schema), test=test)
 
 
 @pytest.mark.parametrize("way", mostly_long(WAYS, "personal"))

@@ -25,12 +25,12 @@ from scaffpd.models import Linear, Personal
 from scaffpd.models.linear import AUTO, nearly_free
 from scaffpd.objectives import Average, ChiSquare, named
 from scaffpd.objectives.base import Objective
+from scaffpd.pipeline.curves import Curves
 from scaffpd.privacy import LOCAL_STEPS, RADIUS, ROUNDS, Private, Spent, private_ridge
 from scaffpd.privacy.counts import PrivateCounting, spent_on_counts
 from scaffpd.privacy.noise import secret_bytes
 from scaffpd.tasks.base import Task
 from scaffpd.training.cohort import Cohort
-from scaffpd.training.curves import Curves
 from scaffpd.training.loop import Result, Status, train
 from scaffpd.training.metrics import a_fifth
 
