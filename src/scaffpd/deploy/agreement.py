@@ -357,7 +357,10 @@ def leaves(terms: FederationTerms) -> list[str]:
         names = " and ".join(f"the {what} {name!r}" for what, name in terms.own.items())
         lines.insert(0, UNKNOWN.format(names=names))
     for when, parts in found:
-        for one_by_one, who in ((False, f"Summed over all silos{noisy}"), (True, "To all, yours")):
+        for one_by_one, who in (
+            (False, f"Summed over all silos{noisy}"),
+            (True, "Shown to all, silo by silo"),
+        ):
             words = dict.fromkeys(one.words for one in parts if one.each == one_by_one)
             lines += [f"{who}, {when}: {'; '.join(words)}."] if words else []
     lines.append(

@@ -36,7 +36,7 @@ class OwnWeights(Question):
     """
 
     kind = "own_weights"
-    shows = (summed("terms", "weights that only silos know, and their slopes"),)
+    shows = (summed("terms", "how far the weights, which only silos know, are from a sum of one"),)
 
     x: Tensor
     level: Tensor

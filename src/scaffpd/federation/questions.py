@@ -250,8 +250,8 @@ class GradientsAt(Losses):
     kind = "gradients"
     shows = (
         each("loss", LOSS),
-        each("loss_error", "a bound on its rounding error"),
-        each("gradient_error", "a bound on that of your gradient"),
+        each("loss_error", "a bound on the rounding error of your loss"),
+        each("gradient_error", "a bound on the rounding error of your gradient"),
         each("norm", "the length of your gradient", extra=True),
         summed("c", "the weighted sum of gradients"),
     )
@@ -430,7 +430,7 @@ class Scores(Question):
     kind = "evaluate"
     shows = (
         each("loss", "your loss"),
-        each("count", "how many rows that is over"),
+        each("count", "how many rows that loss is over"),
         each("score", "your score", extra=True),
     )
     sent = None
@@ -462,8 +462,8 @@ class LossFacts(Question):
     kind = "constants"
     shows = (
         each("smoothness", "the largest curvature of your loss"),
-        each("strong_convexity", "the least one"),
-        each("steepest", "the largest curvature of a row's"),
+        each("strong_convexity", "the least curvature of your loss"),
+        each("steepest", "the largest curvature of the loss of a row"),
         each("samples", "how many training rows you have"),
         each("convex", "whether your loss is convex"),
         each("quadratic", "whether it is quadratic"),
