@@ -51,6 +51,7 @@ CHANGED = (
     "If rows of a single silo have changed since an earlier run, everybody can compute what the "
     "change adds to its gradient at the model's own start: the difference of two sums."
 )
+EACH = "Shown to all, silo by silo"
 UNKNOWN = (
     "What leaves is decided by {names}, code of this silo's own file that is loaded once you have "
     "agreed: it may ask for all that follows."
