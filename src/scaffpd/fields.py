@@ -136,6 +136,11 @@ Range = Annotated[list[Bound], Field(min_length=2, max_length=2), Needs("[least,
 Share = Annotated[float, Field(ge=0, lt=1), Needs("a share from 0 to below 1")]
 
 
+def plain_name(name: object) -> bool:
+    """Return whether a name is one that a program's settings have: short, of plain letters."""
+    return isinstance(name, str) and name.isascii() and name.isidentifier() and len(name) < 64
+
+
 def validated(
     kind: type[T],
     values: Mapping[str, object],

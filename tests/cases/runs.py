@@ -4,12 +4,8 @@ import csv
 
 import numpy as np
 
-from scaffpd.run.folder import RunFolder, reading, title
-from scaffpd.run.prepare import prepare
-from scaffpd.run.recording import record
-from scaffpd.run.scores import held_out_scores
+from scaffpd.run.program import one_run
 from scaffpd.run.settings.run import RunConfig
-from scaffpd.run.train import SECRET, carry_out, joining_of, noise_secret, settled
 
 
 class Nobody:
@@ -22,6 +18,12 @@ class Nobody:
 
     def begin(self, model, names, rounds, tol):
         self.models.append(model)
+
+    def phase(self, what, share=0.0):
+        """Nothing."""
+
+    def say(self, *lines):
+        """Nothing."""
 
     def show(self, moment):
         self.seen += 1
@@ -59,27 +61,7 @@ def asked(file, data_test=0.2, data_groups=(), **tables):
     return RunConfig.of({"data": data, **tables}, file.name)
 
 
-def trained(config, place, watcher=None, fresh=False, join=False):
+def trained(config, place, watcher=None, fresh=False):
     """Train, score and write a run; return its models, its data and what joining brings."""
-    going_on = (place / SECRET).exists() and not fresh
-    prepared = prepare(config, secret=noise_secret(place) if going_on else None)
-    cohort = prepared.cohort(config)
-    config = settled(config, cohort)
-    folder = RunFolder(place)
-    with folder.opened("train", config, fresh):
-        models = carry_out(config, prepared, cohort, folder.path, watcher or Nobody())
-        joining = joining_of(config, prepared, models) if join else ""
-        scored = held_out_scores(prepared, models)
-        found = record(
-            "train",
-            title(config, prepared),
-            folder.command("train"),
-            prepared,
-            models,
-            config=folder.settings("train", config),
-            reading=reading(config),
-            joining=joining,
-            scored=scored,
-        )
-        folder.write(found, prepared, models, joining)
-    return models, prepared, joining
+    done = one_run("train", config, place, fresh, watcher or Nobody())
+    return done.models, done.prepared, done.joining

@@ -128,11 +128,11 @@ def test_options_take_the_place_of_the_settings(here, capsys):
 
 
 PHASES = {  # where Ctrl-C comes, and whether something was trained before
-    "scaffpd.run.prepare.prepare": False,
-    "scaffpd.run.train.settled": False,
+    "scaffpd.run.program.prepare": False,
+    "scaffpd.run.program.settled": False,
     "scaffpd.cli.screens.RoundsScreen.show": True,
     "scaffpd.run.train.joining": True,
-    "scaffpd.run.scores.held_out_scores": True,
+    "scaffpd.run.program.held_out_scores": True,
     "scaffpd.run.folder.RunFolder.write": True,
 }
 

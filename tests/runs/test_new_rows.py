@@ -239,7 +239,7 @@ def test_the_command_keeps_columns_scores_clients_and_overwrites_nothing(
 
 def test_clients_get_their_own_models_and_strangers_the_shared_one(tmp_path):
     config = asked(patients(tmp_path / "p.csv"), data_test=0.3, training={"splits": 1})
-    _, _, found = run_whole(config, tmp_path / "run", join=True)
+    _, _, found = run_whole(config, tmp_path / "run")
     own = predict(tmp_path / "run", tmp_path / "p.csv", "personal")
     rows = read_table(tmp_path / "p.csv", client="hospital", target="outcome", test=0.3).rows
     right = np.array([str(a) == str(b) for a, b in zip(own.predicted, own.truth, strict=True)])

@@ -41,7 +41,7 @@ def test_a_folder_has_everything_and_repeats_itself_bit_for_bit(tmp_path):
     models, _ = run(asked(patients(tmp_path / "p.csv")), tmp_path / "one")
     names = {"config.toml", "run.json", "checkpoint", "lock"}
     names |= {"model.safetensors", "average.safetensors", "fair.safetensors"}
-    names |= {"rounds.csv", "clients.csv", "scores.csv", "coefficients.csv"}
+    names |= {"rounds.csv", "clients.csv", "scores.csv", "coefficients.csv", "effects.csv"}
     assert names == {p.name for p in (tmp_path / "one").iterdir()}
     (tmp_path / "two").mkdir()
     again, _ = run(RunConfig.read(tmp_path / "one" / "config.toml"), tmp_path / "two")

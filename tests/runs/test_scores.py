@@ -116,7 +116,7 @@ def test_the_folder_scores_what_predict_predicts(tmp_path):
     """Clients of all three models, by way of the file that `predict` reads."""
     file = patients(tmp_path / "p.csv", 400)
     config = asked(file, data_test=0.4, data_groups=["sex"], training={"splits": 1})
-    trained(config, tmp_path / "run", join=True)
+    trained(config, tmp_path / "run")
     found = RunRecord.read(tmp_path / "run")
     known = {(row.model, row.by, row.group): row for row in found.scores}
     frame = pd.read_csv(file)

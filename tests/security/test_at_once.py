@@ -34,7 +34,7 @@ from scaffpd.deploy.board import BEGIN
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.ledger import Entrant, TableLedger
 from scaffpd.deploy.messages import Message, decode, encode
-from scaffpd.deploy.records import SiloRecords
+from scaffpd.deploy.records import GRANTED, SiloRecords
 from scaffpd.deploy.replica import OwnVectors, ReplicaSums
 from scaffpd.deploy.silo import READY, Silo
 from scaffpd.federation.questions import GradientsAt
@@ -434,3 +434,28 @@ def test_a_full_disk_is_no_ledger_that_went_back(tmp_path, monkeypatch):
     again.take(ledger.link)
     assert again.weightings(who) == [("start", "one")]
     again.leave()
+
+
+def test_documents_that_nobody_else_has_signed_use_up_no_runs(tmp_path):
+    """Twenty were all that a silo ever took part in; each `begin` made its file longer."""
+    path, places = federation(tmp_path, 3, granted=False)
+    silo = Silo.open(places["va"])
+
+    def begun(k):
+        other = path.with_name("other.toml")
+        other.write_text(path.read_text() + f"seed = {k}\n")
+        document = agreement(other, places)
+        silo.records.note(GRANTED, document.digest.hex(), by="test")
+        values = {"agreement": document.values, "epoch": str(k), "states": []}
+        reply = decode(silo.answer(encode(Message(BEGIN, values))))
+        silo.close()
+        return reply
+
+    for k in range(24):  # limits.runs is 20
+        assert begun(k).kind == READY, k
+    size = silo.file.records.stat().st_size
+    for _ in range(10):
+        assert begun(0).kind == READY
+    grown = silo.file.records.stat().st_size - size
+    assert grown < 10 * 400  # the grants of this test alone
+    assert silo.records.known().counted == set()

@@ -10,8 +10,19 @@ import numpy as np
 import pytest
 
 from cases.boards import AGREEMENT, ALL, GoneError, ThreadBoard, sessions, together
-from scaffpd.deploy.board import Board, SiloTrouble
-from scaffpd.deploy.messages import REFUSED, Message, encode
+from cases.silos import agreement, federation
+from scaffpd.deploy.board import (
+    BEGIN,
+    LEAVE,
+    LOST,
+    NEWS,
+    Board,
+    Mailbox,
+    SiloTrouble,
+    read_news,
+)
+from scaffpd.deploy.messages import REFUSED, Message, decode, encode
+from scaffpd.deploy.silo import Silo
 from scaffpd.deploy.transcript import FIRST, Session, Tampered
 from scaffpd.errors import InputError
 from scaffpd.federation.questions import GradientsAt, Losses
@@ -317,3 +328,32 @@ def test_a_step_is_answered_once():
     together(made, board, program)
     steps = [step for step, _ in sent]
     assert steps == sorted(set(steps))
+
+
+def test_news_without_posts_takes_no_memory():
+    """Messages of 180 bytes that named a million steps took 100 MB each."""
+    with pytest.raises(InputError):
+        read_news(Message(NEWS, {"start": 0, "end": 10**6}))
+    post = np.zeros(1, np.uint8)
+    for name in ("9" * 5000 + ":a", "٣:a", "1e3:a", "-1:a", ":a", "7:a"):
+        with pytest.raises(InputError):
+            read_news(Message(NEWS, {"start": 0, "end": 1}, {name: post}))
+    mailbox = Mailbox()
+    mailbox.show(0, [{"a": b"1"}])
+    mailbox.close()
+    mailbox.show(1, [{"a": b"2"}])
+    assert len(mailbox._log) == 1
+
+
+def test_a_silo_that_was_left_says_so_in_few_bytes(tmp_path, caplog):
+    """The same failure, raised again and again, had a longer traceback every time."""
+    path, places = federation(tmp_path, 3)
+    values = {"agreement": agreement(path, places).values, "epoch": "1", "states": []}
+    silo = Silo.open(places["va"])
+    news = encode(Message(NEWS, {"epoch": "1", "start": 0, "end": 0}))
+    silo.answer(encode(Message(BEGIN, values)))
+    silo.answer(encode(Message(LEAVE, {"epoch": "1"})))
+    silo.close()
+    caplog.clear()
+    assert {decode(silo.answer(news)).kind for _ in range(20)} == {LOST}
+    assert sum(len(record.exc_text or "") for record in caplog.records) < 1000

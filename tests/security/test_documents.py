@@ -24,12 +24,14 @@ from cases.silos import OBJECTIVE, QUICK, RANGES, ROUGH, agreement, federation, 
 from scaffpd import __file__ as package
 from scaffpd import cli
 from scaffpd.deploy.agreement import LONGEST, Agreement
+from scaffpd.deploy.announcing import UNKNOWN, announced
 from scaffpd.deploy.board import BEGIN
 from scaffpd.deploy.messages import HEADER, PROTOCOL, REFUSED, VERSION, Message, decode, encode
 from scaffpd.deploy.records import GRANTED, WAITING, SiloRecords
 from scaffpd.deploy.refusals import SENTENCES
 from scaffpd.deploy.silo import READY, Silo
 from scaffpd.errors import InputError
+from scaffpd.federation.border import shown
 from scaffpd.run.settings.federation import FederationFile, FederationTerms
 from scaffpd.run.settings.silo import SiloFile
 
@@ -483,6 +485,30 @@ def test_all_fixed_sentences_stand_for_a_refusal():
     places = [file for file in Path(package).parent.rglob("*.py") if file.name != "refusals.py"]
     raised = set(re.findall(r'"([a-z0-9-]+)"', "".join(file.read_text() for file in places)))
     assert SENTENCES.keys() <= raised | {"silo-cannot", "agreement-unusable"}
+
+
+def test_what_own_code_may_post_was_read_before(tmp_path):
+    """A question of its own was announced once it was loaded, when nobody read any more."""
+    path, _ = federation(tmp_path, granted=False)
+    path.write_text(
+        path.read_text() + '[algorithm]\nkind = "mine"\n[methods]\nmine = "peeking:Mine"\n'
+    )
+    (tmp_path / "peeking.py").write_text(
+        "from scaffpd.algorithms import ScaffPD\n"
+        "from scaffpd.federation.border import each\n"
+        "from scaffpd.federation.questions import Question\n"
+        "class Peek(Question):\n"
+        '    kind = "peek"\n'
+        '    shows = (each("row", "your first row"),)\n'
+        "class Mine(ScaffPD):\n"
+        '    questions = ScaffPD.questions | {"peek"}\n'
+        "    def asks(self, convex=True):\n"
+        "        return self.questions\n"
+    )
+    file = FederationFile.read(path)
+    assert "peek" in file.method.asks()
+    assert ("peek", "row") not in announced(file)
+    assert announced(file) >= {one.key for one in shown(UNKNOWN)}
 
 
 def test_terms_have_no_entries():

@@ -145,9 +145,10 @@ class RoundsScreen:
             if self.last and time.monotonic() - self.said >= self.pause:
                 self._tell()
 
-    def say(self, sentence: str) -> None:
-        """Print a sentence above the changing line."""
-        self.console.print(sentence, markup=False, soft_wrap=True)
+    def say(self, *lines: str) -> None:
+        """Print lines above the changing one."""
+        for line in lines:
+            self.console.print(line, markup=False, soft_wrap=True)
         self.said = time.monotonic()
 
     def phase(self, text: str, done: float = 0.0) -> None:

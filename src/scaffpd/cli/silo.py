@@ -334,6 +334,7 @@ def show_agreements(known: Sequence[Overview]) -> None:
             "columns": ", ".join(own["columns"]),
             "model": own["model"],
             "method": f"{own['method']}, {own['rounds']} rounds at most",
+            "objective": own["objective"] or "the method's own",
             "noise": "none" if noise is None else f"ε = {noise[0]}, δ = {noise[1]}",
             "code": ", ".join(own["code"]) or "the package's own",
         }

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from scaffpd.cli.commands import Option
     from scaffpd.cli.settings import Tables
     from scaffpd.run.settings.run import RunConfig
-    from scaffpd.study.gains import Joining
 
 # names that options take, without PyTorch, so that shells complete them quickly
 ALGORITHM_NAMES = (
@@ -272,62 +271,10 @@ def _one_run(
     screen: RoundsScreen,
 ) -> tuple[Path, bool]:
     """Train, score and write one run; return its folder and whether it was interrupted."""
-    from scaffpd.numbers import between
-    from scaffpd.run import prepare, scores, train  # seconds, so not for --help
-    from scaffpd.run.folder import RunFolder, reading, title
-    from scaffpd.run.recording import record
-    from scaffpd.training.loop import Status
+    from scaffpd.run.program import one_run  # seconds, so not for --help
 
-    if kind == "path":
-        from scaffpd.run import path
-
-        path.walkable(config)
-    folder = RunFolder(_place(config, out or config.folder, fresh, kind))
-    folder.check(kind, config, fresh)
-    screen.phase(f"Reading {config.name}")
-    going_on = not fresh and (folder.path / train.SECRET).exists()
-    prepared = prepare.prepare(config, secret=train.noise_secret(folder.path) if going_on else None)
-    config = config.counting([len(y) for _, y in prepared.train])
-    train.check_asked(config, prepared)
-    screen.phase("Setting the strength of every column by evidence")
-    cohort = prepared.cohort(config)
-    config = train.settled(config, cohort)
-    noise = None if config.privacy is None else train.private(config, prepared)
-    for line in (f"{prepared.about}; {len(prepared.names)} clients", *prepared.remarks):
-        screen.say(line)
-    if noise is not None:
-        screen.say(
-            f"Noise for ε = {noise.budget:g} in {config.training.rounds} rounds: "
-            f"z = {between(noise.noise or 0.0)} for gradients, "
-            f"z_L = {between(noise.loss_noise or 0.0)} for losses."
-        )
-    with folder.opened(kind, config, fresh):
-        found: Joining | str = ""
-        points = None
-        if kind == "path":
-            models = path.walk(config, prepared, cohort, screen)
-            points = path.about(config, prepared, models)
-        else:
-            models = train.carry_out(config, prepared, cohort, folder.path, screen)
-            found = train.joining_of(config, prepared, models, screen.phase)
-        screen.phase("Scoring the models on held-out rows")
-        scored = scores.held_out_scores(prepared, models)
-        effects = scores.effects(config, prepared) if kind == "train" else None
-        run = record(
-            kind,
-            title(config, prepared),
-            folder.command(kind),
-            prepared,
-            models,
-            config=folder.settings(kind, config),
-            reading=reading(config),
-            path=points,
-            joining=found,
-            scored=scored,
-            effects=effects,
-        )
-        folder.write(run, prepared, models, found)
-    return folder.path, kind == "train" and models[-1].result.status is Status.INTERRUPTED
+    folder = _place(config, out or config.folder, fresh, kind)
+    return folder, one_run(kind, config, folder, fresh, screen).interrupted
 
 
 def _place(

@@ -27,7 +27,7 @@ from scaffpd.deploy.messages import PROTOCOL, Json
 from scaffpd.deploy.transcript import NEAR, close_values
 from scaffpd.errors import InputError
 from scaffpd.federation.own_weights import LEAST
-from scaffpd.fields import validated
+from scaffpd.fields import plain_name, validated
 from scaffpd.models import Linear
 from scaffpd.privacy import Private
 from scaffpd.privacy.counts import MOST, CountNoise, spent_on_counts
@@ -289,7 +289,8 @@ def _some_noise(terms: FederationTerms, given: object) -> Json:
     if not isinstance(given, dict) or bool(given) != (terms.privacy is not None):
         raise InputError("agreement-unusable", "The agreement has noise without [privacy].")
     numbers = [own for own in given.values() if isinstance(own, int | float)]
-    if len(numbers) < len(given) or len(given) > NOISE:
+    named = all(map(plain_name, given))
+    if len(numbers) < len(given) or len(given) > NOISE or not named:
         raise InputError("agreement-unusable", "The agreement has noise that is no number.")
     return given
 

@@ -46,13 +46,13 @@ UNKNOWN = frozenset({Scores.kind}).union(
 def _asked(terms: FederationTerms) -> frozenset[str]:
     """Return what the agreed method asks, and what is looked up for the history.
 
-    An operator who has agreed to code of the silo's own has read that it may ask for all of it.
+    An operator who has agreed to code of the silo's own has read that it may ask for what methods
+    of the package ask, and for nothing else.
     """
-    asked = UNKNOWN if terms.own else frozenset[str]()
-    if not terms.settled:
-        return asked
+    if terms.own:
+        return UNKNOWN
     looks = () if terms.method.asks_losses else (Scores.kind,)
-    return asked.union(terms.method.asks(convex=terms.model.network is None), looks)
+    return terms.method.asks(convex=terms.model.network is None).union(looks)
 
 
 def phases(terms: FederationTerms) -> list[Phase]:

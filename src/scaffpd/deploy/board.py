@@ -7,6 +7,7 @@ shows that to all, collects the posts of all, and so on; what they mean it need 
 
 from __future__ import annotations
 
+import re
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -40,6 +41,7 @@ DONE = "done"
 LEAVE = "leave"  # the epoch has ended: the rows are free for other runs
 LOST = "lost"  # it was restarted, and knows nothing of this epoch
 LEAVE_SECONDS = 5.0
+STEP = re.compile("[0-9]{1,9}")  # in names of arrays
 Posts = Mapping[str, bytes]
 
 
@@ -100,7 +102,7 @@ class Mailbox:
         """Take the posts of steps from `start` on; what is known already stays as it is."""
         with self._changed:
             for step, posts in enumerate(news, start):
-                if step == len(self._log):
+                if step == len(self._log) and not (self._closed or self.ended):
                     self._log.append(posts)
             self._changed.notify_all()
 
@@ -138,12 +140,13 @@ def read_news(message: Message) -> tuple[int, list[Posts]]:
     start = message.values.get("start")
     end = message.values.get("end")
     malformed = WireError("not-a-message", "The news of the board cannot be read.")
-    if type(start) is not int or type(end) is not int or not 0 <= start <= end <= start + 10**6:
+    most = len(message.arrays)  # every step has a post
+    if type(start) is not int or type(end) is not int or not 0 <= start <= end <= start + most:
         raise malformed
     news: list[dict[str, bytes]] = [{} for _ in range(end - start)]
     for name, array in message.arrays.items():
         step, _, silo = name.partition(":")
-        if not step.isdecimal() or not start <= int(step) < end:
+        if not STEP.fullmatch(step) or not start <= int(step) < end:
             raise malformed
         news[int(step) - start][silo] = array.tobytes()
     return start, list[Posts](news)

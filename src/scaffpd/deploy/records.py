@@ -6,7 +6,7 @@ file is the right to agree.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,6 +14,7 @@ from pathlib import Path
 
 from scaffpd.deploy.linked import LinkedLines
 from scaffpd.deploy.messages import Json, JsonMapping
+from scaffpd.deploy.transcript import EPOCH
 from scaffpd.errors import InputError
 
 ASKED = "asked"  # an agreement came
@@ -24,13 +25,20 @@ LEFT = "left"  # how many posts of which kind, in an epoch
 WAITING = 8  # agreements that nobody here has decided about, at most
 
 
-@dataclass(frozen=True)
+@dataclass
 class Known:
     """What the records say about agreements, by their hashes."""
 
     documents: dict[str, Json]
     granted: dict[str, bool]  # the last decision of a person
-    runs: set[str]  # in which this silo has taken part
+    runs: set[str]  # that have begun here
+    left: dict[str, bool]  # of those that were left: whether others took part in any epoch
+    ledger: str = ""  # the last link of the table's ledger that was noted
+
+    @property
+    def counted(self) -> set[str]:
+        """Runs that `limits.runs` counts: a document that nobody else has signed is none."""
+        return {digest for digest in self.runs if self.left.get(digest, True)}
 
     @property
     def begun(self) -> dict[str, Json]:
@@ -89,7 +97,7 @@ class SiloRecords:
 
     def known(self) -> Known:
         """Return what is known about agreements; it reads the file once."""
-        found = Known({}, {}, set())
+        found = Known({}, {}, set(), {})
         for line in self.read():
             digest = line["agreement"]
             what = line["what"]
@@ -99,6 +107,10 @@ class SiloRecords:
                 found.granted[digest] = what == GRANTED
             elif what == BEGUN:
                 found.runs.add(digest)
+            elif what == LEFT:
+                met = bool(line["posts"].keys() - {EPOCH})
+                found.left[digest] = met or found.left.get(digest, False)
+            found.ledger = line.get("ledger") or found.ledger
         return found
 
     def granted(self, digest: str) -> bool | None:
@@ -107,8 +119,7 @@ class SiloRecords:
 
     def ledger(self) -> str:
         """Return the last link of the table's ledger that was noted; empty before the first."""
-        noted = [line["ledger"] for line in self.read() if line.get("ledger")]
-        return str(noted[-1]) if noted else ""
+        return self.known().ledger
 
     def ask(self, digest: str, document: JsonMapping) -> None:
         """Note an agreement that a person has to decide about, once; refuse one too many."""
@@ -131,15 +142,23 @@ class SiloRecords:
         """
         with self._locked():
             known = self.known()
-            if len(known.runs | {digest}) > most:
+            if len(known.counted | {digest}) > most:
                 raise InputError(
                     "too-many-runs",
-                    f"This silo has taken part in {len(known.runs)} runs, and its limits.runs is "
-                    f"{most}: go on with an earlier agreement, or let its operator raise that.",
+                    f"This silo has taken part in {len(known.counted)} runs, and its limits.runs "
+                    f"is {most}: go on with an earlier agreement, or let its operator raise that.",
                 )
             if digest not in known.documents:
                 self._append(ASKED, digest, {"document": document})
-            self._append(BEGUN, digest, {"ledger": ledger})
+            if digest not in known.runs or ledger != known.ledger:
+                self._append(BEGUN, digest, {"ledger": ledger})
+
+    def leave(self, digest: str, posts: Mapping[str, Sequence[int]], ledger: str) -> None:
+        """Note what has left in an epoch; one without others is noted once, however often begun."""
+        with self._locked():
+            known = self.known()
+            if digest not in known.left or posts.keys() - {EPOCH} or ledger != known.ledger:
+                self._append(LEFT, digest, {"posts": posts, "ledger": ledger})
 
 
 def audit(lines: Sequence[Json], noted: str = "") -> list[Json]:

@@ -18,7 +18,7 @@ from scaffpd.deploy.board import BEGIN, DONE, LEAVE, LOST, NEWS, Abandoned, Mail
 from scaffpd.deploy.ledger import TableLedger
 from scaffpd.deploy.messages import REFUSED, Message, decode, encode, plain
 from scaffpd.deploy.program import RunStates, take_part
-from scaffpd.deploy.records import LEFT, Known, SiloRecords
+from scaffpd.deploy.records import Known, SiloRecords
 from scaffpd.deploy.refusals import (
     AWAITED,
     CANNOT,
@@ -104,7 +104,10 @@ class Silo:
         mailbox.show(*read_news(asked))
         reply = mailbox.next(PATIENCE)
         if reply.kind == DONE and mailbox.failure is not None:
-            raise mailbox.failure  # `answer` makes a refusal of it
+            if isinstance(mailbox.failure, Abandoned):
+                return Message(LOST)
+            # `answer` makes a refusal of it; a traceback would grow with every question
+            raise mailbox.failure.with_traceback(None)
         return reply
 
     def _begin(self, asked: Message, states: list[Any]) -> None:
@@ -173,7 +176,7 @@ class Silo:
             try:
                 self._run(session, agreement, terms, states, ledger)
             finally:
-                self.records.note(LEFT, run, posts=session.sent, ledger=ledger.link)
+                self.records.leave(run, session.sent, ledger.link)
 
     def _run(
         self,

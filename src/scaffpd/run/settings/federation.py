@@ -59,6 +59,8 @@ from scaffpd.tasks.base import Task
 
 SILO = {"data": "a silo's silo.toml; a coordinator's federation.toml is needed"}
 MOST_LABELS = 1000  # a softmax has a coefficient of every column for each
+LARGEST_EPSILON = 20.0
+EPSILONS = f"a number from 1e-6 to {LARGEST_EPSILON:g}"
 LARGEST_SUMS = 2**18  # N d² up to which Hessians are summed: 2 MB to every silo
 NUMBERS = "number"  # the kind of a column without a range
 Title = Annotated[str, StringConstraints(min_length=1, max_length=LONGEST)]
@@ -130,6 +132,8 @@ class FederationTraining(SettingsTable):
 class DeployedPrivacy(PrivacyBudget):
     """[privacy] of a federation."""
 
+    # a run with a larger ε would be another weighting of the same rows, that nobody counts
+    epsilon: Annotated[float, Field(ge=1e-6, le=LARGEST_EPSILON), Needs(EPSILONS)]
     # whether silos share the noise of gradients under their masks: then a silo's is smaller, and
     # protects as long as no more than `colluding` silos leave theirs out
     shared: key.Switch = False

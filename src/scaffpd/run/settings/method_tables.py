@@ -10,15 +10,23 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated, Protocol, Self
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 import scaffpd.fields as key
 from scaffpd.algorithms import ALGORITHMS, Algorithm, Fair
 from scaffpd.errors import InputError, unknown
-from scaffpd.fields import Json, Needs, SettingsTable
+from scaffpd.fields import Json, Needs, SettingsTable, plain_name
 from scaffpd.objectives import OBJECTIVES, Objective
 from scaffpd.run.settings.methods import RULES, own_class
 
@@ -93,6 +101,15 @@ class ExtensibleTable(SettingsTable):
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, Setting] = Field(init=False)
+
+    @model_validator(mode="after")
+    def _names_are_plain(self, info: ValidationInfo[Path]) -> Self:
+        for name in self.model_extra or {}:
+            if not plain_name(name):
+                raise InputError(
+                    "setting-name", f"{info.context.name!r} has a setting whose name is none."
+                )
+        return self
 
     @property
     def given(self) -> Json:
