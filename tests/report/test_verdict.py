@@ -28,7 +28,7 @@ from scaffpd.run.record import (
     PrivacyRecord,
 )
 from scaffpd.tasks.classification import ACCURACY
-from scaffpd.tasks.regression import RMSE
+from scaffpd.tasks.base import RMSE
 from scaffpd.training.metrics import Summary
 
 

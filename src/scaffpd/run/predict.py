@@ -25,7 +25,7 @@ from scaffpd.data.tabular.formats import OpenTable, open_table
 from scaffpd.data.tabular.read import number, read_columns
 from scaffpd.errors import InputError, unknown
 from scaffpd.numbers import several
-from scaffpd.run.record import RunRecord, ScoreRow, TableReading, is_run
+from scaffpd.run.record import RunRecord, TableReading, is_run
 from scaffpd.run.settings.model_file import (
     Answer,
     Setup,
@@ -35,7 +35,7 @@ from scaffpd.run.settings.model_file import (
     read_owners,
 )
 from scaffpd.study.gains import MODELS
-from scaffpd.tasks.base import Target, Task
+from scaffpd.tasks.base import ScoreRow, Target, Task
 
 NOBODY = ""  # rows without a client belong together
 Fills = Mapping[str, Mapping[str, float | str]]
@@ -83,7 +83,7 @@ class Predictions:
         found = self.task.by_group(
             np.array(y), np.array(guess), self.shares[known], groups, sorted(set(names))
         )
-        return [ScoreRow(model="", **row._asdict()) for row in found]
+        return list(found)
 
 
 def predict(

@@ -30,7 +30,7 @@ from scaffpd.errors import InputError
 from scaffpd.files import write_file
 from scaffpd.numbers import plural
 from scaffpd.tasks import measured_by, measuring, named
-from scaffpd.tasks.base import LOSS, Measure, Task
+from scaffpd.tasks.base import LOSS, BinRow, Measure, ScoreRow, Task
 from scaffpd.training.metrics import NO, NOISE, YES, a_fifth
 
 NAME = "run.json"
@@ -258,27 +258,6 @@ class PrivacyRecord(RecordPart):
     seeded: bool = False  # noise that can be repeated protects nobody
     models: int = 1
     scored: bool = True  # false: scores are the noisy losses that silos have sent
-
-
-class ScoreRow(RecordPart):
-    """Scores of one model on the held-out rows of one client, of one group, or of all."""
-
-    model: str
-    by: str  # "client", or the column that makes groups
-    group: str
-    rows: int
-    values: dict[str, Number]
-
-
-class BinRow(RecordPart):
-    """Rows of similar probability, and the share of them that came true, with its 95 % interval."""
-
-    model: str
-    rows: int
-    mean_probability: float
-    base_rate: float
-    low: float
-    high: float
 
 
 class CoefficientRow(RecordPart):

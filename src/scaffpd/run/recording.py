@@ -23,12 +23,11 @@ from scaffpd.run.record import (
     Overall,
     PathRecord,
     PrivacyRecord,
-    RecordPart,
     RoundRecord,
     RunRecord,
     TableReading,
 )
-from scaffpd.run.scores import HeldOutScores
+from scaffpd.run.scores import RunScores
 from scaffpd.run.train import Trained
 from scaffpd.study.coefficients import FIELDS, CoefficientTable
 from scaffpd.study.gains import ALONE, AVERAGE, CONSTANT, PERSONAL, Joining
@@ -38,7 +37,7 @@ MOST_LABELS = 12  # that are named among the settings
 OVER = (CONSTANT, ALONE, AVERAGE)  # what gains are over
 Cell = str | int | float | bool | None
 Row = dict[str, Cell]
-NOTHING_SCORED = HeldOutScores()
+NOTHING_SCORED = RunScores()
 
 
 def record(
@@ -52,7 +51,7 @@ def record(
     reading: TableReading | None = None,
     path: PathRecord | None = None,
     joining: Joining | str = "",
-    scored: HeldOutScores = NOTHING_SCORED,
+    scored: RunScores = NOTHING_SCORED,
     effects: CoefficientTable | None = None,
 ) -> RunRecord:
     """Make the record of a run; `joining` is what that brings, or why it is not known."""
@@ -265,11 +264,10 @@ def exports(run: RunRecord) -> dict[str, str]:
     }
 
 
-def _cells(run: RunRecord, part: RecordPart) -> Row:
+def _cells(run: RunRecord, part: object) -> Row:
     """Return the fields of a part as cells: a gain has three, a score the measure's name."""
     cells: Row = {}
-    for name in type(part).model_fields:
-        value = getattr(part, name)
+    for name, value in vars(part).items():
         column = name.replace("score", run.measure.name)
         if name == "gains":
             for over, gain in value.items():

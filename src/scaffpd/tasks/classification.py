@@ -10,16 +10,15 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from scaffpd.errors import InputError
-from scaffpd.federation import ClientScores
 from scaffpd.models import Linear
 from scaffpd.models.numerics import CONFIDENCE
 from scaffpd.tasks.base import (
-    Answers,
+    BinRow,
     Cells,
     Matrix,
     Measure,
-    ReliabilityBin,
     ScoreColumn,
+    Scores,
     Target,
     TargetColumn,
     Task,
@@ -34,10 +33,16 @@ BINS = 10
 PER_BIN = 30
 Z = float(ndtri((1 + CONFIDENCE) / 2))
 Places = NDArray[np.int64]  # of labels
-ACCURACY = Measure("accuracy", True, True, "accuracy", "", "Right of 100 held-out rows")
-Scores = dict[str, float | None]
+ACCURACY = Measure(
+    "accuracy",
+    "share",
+    name="accuracy",
+    upwards=True,
+    subject="",
+    mean="Right of 100 held-out rows",
+)
 COLUMNS = {
-    "accuracy": ScoreColumn("accuracy"),
+    "accuracy": ACCURACY,
     "auc": ScoreColumn("AUC", "decimal"),
     "recall": ScoreColumn("recall", label=True),
     "precision": ScoreColumn("precision", label=True),
@@ -57,6 +62,7 @@ class Classification(Task):
     measure = ACCURACY
     losses = ("logistic", "softmax")
     labelled = True
+    counted = True
     roles = ("label",)
     columns = COLUMNS
     adds_to = "log-odds"
@@ -102,16 +108,6 @@ class Classification(Task):
         hit = model.row_losses(z, own)[1]
         return math.nan if hit is None else float(1 - np.mean(w * (1 - hit)))
 
-    def client_scores(
-        self,
-        model: Linear,
-        found: ClientScores,
-        unit: float,
-        answers: Answers,
-    ) -> Matrix:
-        """Return what clients have counted themselves."""
-        return found.score
-
     def answers(self, model: Linear, z: Matrix) -> tuple[Cells, Matrix]:
         """Return the places of labels; a probability of each where the loss is a likelihood."""
         if model.loss == "logistic":
@@ -125,7 +121,7 @@ class Classification(Task):
         """Score predicted labels."""
         return label_scores(y.astype(np.int64), guess.astype(np.int64), shares, labels)
 
-    def bins(self, y: Cells, guess: Cells, shares: Matrix) -> list[ReliabilityBin]:
+    def bins(self, y: Cells, guess: Cells, shares: Matrix) -> list[BinRow]:
         """Hold the probabilities of all rows against what came true."""
         if not shares.shape[1]:
             return []
@@ -209,7 +205,7 @@ def calibration(p: Matrix, true: NDArray[np.bool_]) -> Scores:
     }
 
 
-def reliability(p: Matrix, true: NDArray[np.bool_]) -> list[ReliabilityBin]:
+def reliability(p: Matrix, true: NDArray[np.bool_]) -> list[BinRow]:
     """Cut rows by their probability into bins of equal size, and find which share came true.
 
     At most `BINS` bins with at least `PER_BIN` rows each; equal probabilities share one. The
@@ -225,7 +221,7 @@ def reliability(p: Matrix, true: NDArray[np.bool_]) -> list[ReliabilityBin]:
         centre = (share + Z * Z / (2 * n)) / (1 + Z * Z / n)
         half = Z * math.sqrt(share * (1 - share) / n + Z * Z / (4 * n * n)) / (1 + Z * Z / n)
         found.append(
-            ReliabilityBin(
+            BinRow(
                 rows=n,
                 mean_probability=float(p[part].mean()),
                 base_rate=share,

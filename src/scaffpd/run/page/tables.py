@@ -21,10 +21,9 @@ from scaffpd.run.record import (
     JoiningRow,
     ModelRecord,
     RunRecord,
-    ScoreRow,
 )
 from scaffpd.study.gains import CALLED
-from scaffpd.tasks.base import EVERYONE, ScoreColumn
+from scaffpd.tasks.base import EVERYONE, ScoreColumn, ScoreRow
 from scaffpd.training.metrics import NO, NOISE, YES
 
 FAR = 1e6  # ratios of hazards above it are not known: columns that say the same, or no events
