@@ -179,7 +179,7 @@ def promise(run: Path) -> str | None:
     """Return the (ε, δ) that the model was trained with; `None` where its folder states none."""
     folder = run if run.is_dir() else run.parent
     found = RunRecord.read(folder).privacy if is_run(folder) else None
-    return f"(ε, δ) = ({found.epsilon:.2f}, {found.delta:g})" if found else None
+    return str(found) if found else None
 
 
 def _model_file(run: Path, model: str | None) -> Path:
