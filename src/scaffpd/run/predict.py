@@ -67,7 +67,7 @@ class Predictions:
     def scores(self) -> list[ScoreRow]:
         """Score every client, and all rows together last.
 
-        Empty without a target; see `label_scores` and `number_scores` for what the numbers are.
+        Empty without a target; see `Task.row_scores` for what the numbers are.
         """
         if self.truth is None:
             return []

@@ -22,6 +22,7 @@ from scaffpd.training.loop import Result
 from scaffpd.training.metrics import (
     NO,
     NOISE,
+    SMALL,
     YES,
     HeldOutMoments,
     RelativeGain,
@@ -48,16 +49,12 @@ CALLED = {
     ALONE: "alone",
     CONSTANT: "a constant answer",
 }
-LARGE = 0.1  # a gain that would matter
 STRICT = 1.31  # a 99 % interval in units of one of 95 %
 SIMPLEST = "the simplest that nothing clearly beats"
-# how a recommendation begins
+# how a recommendation begins, but for joint models
 USE = {
     CONSTANT: "These columns do not predict the {goal}",
     ALONE: "Let every {word} train alone",
-    AVERAGE: "Use one average model",
-    FAIR: "Use one fair model",
-    PERSONAL: "Use personal models",
 }
 
 
@@ -191,14 +188,14 @@ class Joining:
         """Give the recommendation."""
         best = self.recommendation
         goal = self.task.goal
-        start = USE[best].format(word=self.word, goal=goal)
+        start = USE.get(best, f"Use {CALLED[best]}").format(word=self.word, goal=goal)
         pays = {self.gain(self.shown, of=of).pays for of in (every, worst_fifth)}
         if best == ALONE and NO not in pays:
             sure = "may pay, but that is not certain" if YES in pays else "brings no clear gain"
             start += f": joining {sure}"
         if best == CONSTANT:
             some = YES in self.pays(self.shown, CONSTANT)
-            if some or self.gain(self.shown, CONSTANT).high > LARGE:
+            if some or self.gain(self.shown, CONSTANT).high > SMALL[0]:
                 it = f"Over all {plural(self.word)} it" if some else "It"
                 start = f"{it} is not clear that these columns predict the {goal}"
         if best == self.shown:

@@ -321,8 +321,17 @@ class Task:
         return model.means(z)[:, 0], np.empty((len(z), 0))
 
     def row_scores(self, y: Cells, guess: Cells, shares: Matrix, labels: int) -> Scores:
-        """Score predictions of some rows; `labels` is how many there are at least."""
-        return number_scores(y.astype(np.float64), guess.astype(np.float64))
+        """Score predictions of some rows; `labels` is how many there are at least. Of numbers these
+        are RMSE, mean absolute error and R² = 1 − Σ(y − ŷ)²/Σ(y − ȳ)².
+        """
+        true = y.astype(np.float64)
+        error = true - guess.astype(np.float64)
+        spread = float(((true - true.mean()) ** 2).sum())
+        return {
+            "rmse": float(np.sqrt((error**2).mean())),
+            "mae": float(np.abs(error).mean()),
+            "r2": 1 - float((error**2).sum()) / spread if spread > 0 else None,
+        }
 
     def by_group(
         self,
@@ -384,14 +393,3 @@ class Task:
     def gained(self, gain: float) -> float:
         """Return how much lower what `lower` names is where the loss is lower by this share."""
         return gain
-
-
-def number_scores(y: Matrix, predicted: Matrix) -> Scores:
-    """Score predicted numbers: RMSE, mean absolute error, R² = 1 − Σ(y − ŷ)²/Σ(y − ȳ)²."""
-    error = y - predicted
-    spread = float(((y - y.mean()) ** 2).sum())
-    return {
-        "rmse": float(np.sqrt((error**2).mean())),
-        "mae": float(np.abs(error).mean()),
-        "r2": 1 - float((error**2).sum()) / spread if spread > 0 else None,
-    }
