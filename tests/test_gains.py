@@ -479,15 +479,15 @@ def test_several_labels_names_and_the_average_alone():
 
 def test_gains_are_written_as_one_says_them():
     assert RelativeGain(0.123, 0.05, 0.2).than("alone") == "12 % lower than alone"
-    assert RelativeGain(0.123, 0.05, 0.2).range == "95 % interval 5.0 to 20 %"
-    assert RelativeGain(-0.02, -0.03, -0.01).words == "2.0 % higher"
-    assert RelativeGain(-0.02, -0.03, -0.01).range == "95 % interval 1.0 to 3.0 %"
+    assert RelativeGain(0.123, 0.05, 0.2).range == "5.0 to 20 %"
+    assert RelativeGain(-0.02, -0.03, -0.01).than() == "2.0 % higher"
+    assert RelativeGain(-0.02, -0.03, -0.01).range == "1.0 to 3.0 %"
     assert RelativeGain(0.02, -0.01, 0.05).than("alone") == "about the same as alone"
-    assert RelativeGain(0.02, -0.01, 0.05).words == "about the same"
-    assert RelativeGain(0.02, -0.01, 0.05).range == "95 % interval 1.0 % higher to 5.0 % lower"
+    assert RelativeGain(0.02, -0.01, 0.05).than() == "about the same"
+    assert RelativeGain(0.02, -0.01, 0.05).range == "1.0 % higher to 5.0 % lower"
     # what spans from much worse to much better says nothing
     assert RelativeGain(0.47, -0.27, 1.21).than("alone") == "not clearly different from alone"
-    assert RelativeGain(0.47, -0.27, 1.21).words == "not clearly different"
+    assert RelativeGain(0.47, -0.27, 1.21).than() == "not clearly different"
     assert RelativeGain(0.47, -0.27, 1.21).range == "too few rows"
 
 

@@ -27,8 +27,8 @@ from scaffpd.run.record import (
     PathRecord,
     PrivacyRecord,
 )
+from scaffpd.tasks.base import RMSE
 from scaffpd.tasks.classification import ACCURACY
-from scaffpd.tasks.regression import RMSE
 from scaffpd.training.metrics import Summary
 
 

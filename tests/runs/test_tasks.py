@@ -24,7 +24,7 @@ class Shares(Task):
     """Numbers from 0 to 1, by least squares, scored by their mean distance."""
 
     name = "shares"
-    measure = Measure("distance", axis="mean distance", subject="the distance of ", mean="Distance")
+    measure = Measure("mean distance", name="distance", subject="the distance of ", mean="Distance")
     losses = ("squared",)
     roles = ("share",)
     columns = {  # noqa: RUF012

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from scaffpd.run.predict import Predictions
-    from scaffpd.run.record import JoiningRecord, RunRecord, ScoreRow
+    from scaffpd.run.record import JoiningRecord, RunRecord
+    from scaffpd.tasks.base import ScoreRow
 
 Columns = dict[str, Iterable[Any]]  # of a CSV file, by name
 FORMATS = ("html", "png", "svg")

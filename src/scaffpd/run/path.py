@@ -16,7 +16,7 @@ from scaffpd.run.train import Trained, Watcher, main_model, trained
 from scaffpd.study.gains import AVERAGE
 from scaffpd.study.path import WALKABLE, WarmStart, grid
 from scaffpd.training.cohort import Cohort
-from scaffpd.training.metrics import Spread, spread
+from scaffpd.training.metrics import Spread
 
 # of a share (0.2 points of accuracy) or of an error: less is no reason to leave the average
 LEAST = 0.002
@@ -92,7 +92,7 @@ def suggested(models: Sequence[Trained], prepared: Prepared) -> list[Trained]:
 
 def _chosen(models: Sequence[Trained], prepared: Prepared) -> int:
     up = prepared.task.measure.upwards
-    return knee([spread(one.train, one.train.score, up) for one in models], up)
+    return knee([Spread.of(one.train.names, one.train.score, up) for one in models], up)
 
 
 def about(config: RunConfig, prepared: Prepared, models: Sequence[Trained]) -> PathRecord:

@@ -25,7 +25,7 @@ from scaffpd.data.tabular.formats import OpenTable, open_table
 from scaffpd.data.tabular.read import number, read_columns
 from scaffpd.errors import InputError, unknown
 from scaffpd.numbers import several
-from scaffpd.run.record import RunRecord, ScoreRow, TableReading, is_run
+from scaffpd.run.record import RunRecord, TableReading, is_run
 from scaffpd.run.settings.model_file import (
     Answer,
     Setup,
@@ -35,7 +35,7 @@ from scaffpd.run.settings.model_file import (
     read_owners,
 )
 from scaffpd.study.gains import MODELS
-from scaffpd.tasks.base import Target, Task
+from scaffpd.tasks.base import ScoreRow, Target, Task
 
 NOBODY = ""  # rows without a client belong together
 Fills = Mapping[str, Mapping[str, float | str]]
@@ -67,7 +67,7 @@ class Predictions:
     def scores(self) -> list[ScoreRow]:
         """Score every client, and all rows together last.
 
-        Empty without a target; see `label_scores` and `number_scores` for what the numbers are.
+        Empty without a target; see `Task.row_scores` for what the numbers are.
         """
         if self.truth is None:
             return []
@@ -83,7 +83,7 @@ class Predictions:
         found = self.task.by_group(
             np.array(y), np.array(guess), self.shares[known], groups, sorted(set(names))
         )
-        return [ScoreRow(model="", **row._asdict()) for row in found]
+        return list(found)
 
 
 def predict(
@@ -179,7 +179,7 @@ def promise(run: Path) -> str | None:
     """Return the (ε, δ) that the model was trained with; `None` where its folder states none."""
     folder = run if run.is_dir() else run.parent
     found = RunRecord.read(folder).privacy if is_run(folder) else None
-    return f"(ε, δ) = ({found.epsilon:.2f}, {found.delta:g})" if found else None
+    return str(found) if found else None
 
 
 def _model_file(run: Path, model: str | None) -> Path:

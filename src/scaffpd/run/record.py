@@ -14,6 +14,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeVar
 
+import numpy as np
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -30,8 +31,8 @@ from scaffpd.errors import InputError
 from scaffpd.files import write_file
 from scaffpd.numbers import plural
 from scaffpd.tasks import measured_by, measuring, named
-from scaffpd.tasks.base import LOSS, Measure, Task
-from scaffpd.training.metrics import NO, NOISE, YES, a_fifth
+from scaffpd.tasks.base import LOSS, BinRow, Measure, ScoreRow, Task
+from scaffpd.training.metrics import NO, NOISE, YES, Spread, a_fifth
 
 NAME = "run.json"
 Kind = TypeVar("Kind")
@@ -94,18 +95,11 @@ class Overall(RecordPart):
     @classmethod
     def of(cls, values: Mapping[str, float | None], upwards: bool) -> Self | None:
         """Summarise scores by client; `None` where no client has one."""
-        known = [(value, name) for name, value in values.items() if value is not None]
+        known = {name: value for name, value in values.items() if value is not None}
         if not known:
             return None
-        known.sort(key=lambda one: one[0] if upwards else -one[0])
-        fifth = [value for value, _ in known[: a_fifth(len(known))]]
-        mean = sum(value for value, _ in known) / len(known)
-        return cls(
-            mean=mean,
-            worst_20=sum(fifth) / len(fifth),
-            worst=known[0][0],
-            worst_client=known[0][1],
-        )
+        found = Spread.of([*known], np.array([*known.values()]), upwards)
+        return cls.model_validate(found, from_attributes=True)
 
 
 class RoundRecord(RecordPart):
@@ -259,26 +253,8 @@ class PrivacyRecord(RecordPart):
     models: int = 1
     scored: bool = True  # false: scores are the noisy losses that silos have sent
 
-
-class ScoreRow(RecordPart):
-    """Scores of one model on the held-out rows of one client, of one group, or of all."""
-
-    model: str
-    by: str  # "client", or the column that makes groups
-    group: str
-    rows: int
-    values: dict[str, Number]
-
-
-class BinRow(RecordPart):
-    """Rows of similar probability, and the share of them that came true, with its 95 % interval."""
-
-    model: str
-    rows: int
-    mean_probability: float
-    base_rate: float
-    low: float
-    high: float
+    def __str__(self) -> str:
+        return f"(ε, δ) = ({self.epsilon:.2f}, {self.delta:g})"
 
 
 class CoefficientRow(RecordPart):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from scaffpd.run.record import (
     RunRecord,
     TableReading,
 )
-from scaffpd.run.scores import HeldOutScores
+from scaffpd.run.scores import RunScores
 from scaffpd.run.train import Trained
 from scaffpd.study.coefficients import FIELDS, CoefficientTable
 from scaffpd.study.gains import ALONE, AVERAGE, CONSTANT, PERSONAL, Joining
@@ -38,7 +38,8 @@ MOST_LABELS = 12  # that are named among the settings
 OVER = (CONSTANT, ALONE, AVERAGE)  # what gains are over
 Cell = str | int | float | bool | None
 Row = dict[str, Cell]
-NOTHING_SCORED = HeldOutScores()
+Part = TypeVar("Part", bound=RecordPart)
+NOTHING_SCORED = RunScores()
 
 
 def record(
@@ -52,7 +53,7 @@ def record(
     reading: TableReading | None = None,
     path: PathRecord | None = None,
     joining: Joining | str = "",
-    scored: HeldOutScores = NOTHING_SCORED,
+    scored: RunScores = NOTHING_SCORED,
     effects: CoefficientTable | None = None,
 ) -> RunRecord:
     """Make the record of a run; `joining` is what that brings, or why it is not known."""
@@ -113,19 +114,15 @@ def _model(one: Trained, prepared: Prepared) -> ModelRecord:
     values = {
         score.client: score.test_score if prepared.test else score.train_score for score in clients
     }
+    ended = ("status", "message", "certificate", "rounds")
     costs = ("exchanges", "bytes_up", "bytes_down", "seconds")
     return ModelRecord.model_validate(
-        {
-            "name": one.name,
-            "role": one.role,
+        {name: getattr(one, name) for name in ("name", "role", "strength")}
+        | {name: getattr(result, name) for name in ended}
+        | {name: result.history[name][-1].item() for name in costs}
+        | {
             "objective": _objective(one),
             "algorithm": "chosen by itself" if one.algorithm == "Fair" else one.algorithm,
-            "status": str(result.status),
-            "message": result.message,
-            "certificate": float(result.certificate),
-            "rounds": result.rounds,
-            **{name: result.history[name][-1].item() for name in costs},
-            "strength": one.strength,
             "overall": Overall.of(values, prepared.task.measure.upwards),
             "clients": clients,
             "history": round_records(result.history),
@@ -139,60 +136,57 @@ def _objective(one: Trained) -> str:
     return "" if one.objective is None else repr(one.objective)
 
 
+def _made(kind: type[Part], columns: Mapping[str, Sequence[object]]) -> list[Part]:
+    """Make a record of every row of a table that is given by its columns."""
+    rows = zip(*columns.values(), strict=True)
+    return [kind.model_validate(dict(zip(columns, row, strict=True))) for row in rows]
+
+
 def round_records(history: History) -> list[RoundRecord]:
     """Make a record of every round of a history; of very many clients it has no losses."""
-    names = tuple(SCALARS)
-    scalars = zip(*(history[name].tolist() for name in names), strict=True)
-    rounds = [dict(zip(names, row, strict=True)) for row in scalars]
+    columns = {name: history[name].tolist() for name in SCALARS}
     if history.every_client:
-        vectors = zip(history.losses.tolist(), history.weights.tolist(), strict=True)
-        for row, (losses, weights) in zip(rounds, vectors, strict=True):
-            row |= {"losses": losses, "weights": weights}
-    return [RoundRecord.model_validate(row) for row in rounds]
+        columns |= {"losses": history.losses.tolist(), "weights": history.weights.tolist()}
+    return _made(RoundRecord, columns)
 
 
 def _client_scores(one: Trained) -> list[ClientScore]:
-    spent = one.result.privacy
-    found = []
-    for i, name in enumerate(one.result.names):
-        test = one.test
-        found.append(
-            ClientScore(
-                client=name,
-                weight=float(one.result.weights[i]),
-                train_rows=int(one.train.counts[i]),
-                test_rows=0 if test is None else int(test.counts[i]),
-                train_loss=float(one.train.loss[i]),
-                test_loss=None if test is None else float(test.loss[i]),
-                train_score=float(one.train.score[i]),
-                test_score=None if test is None else float(test.score[i]),
-                epsilon=None if spent is None else float(spent.epsilon[i]),
-            )
-        )
-    return found
+    names = one.result.names
+    columns: dict[str, Sequence[object]] = {
+        "client": names,
+        "weight": one.result.weights.tolist(),
+        "test_rows": [0] * len(names),
+    }
+    for split, part in (("train", one.train), ("test", one.test)):
+        if part is not None:
+            columns[f"{split}_rows"] = part.counts.tolist()
+            columns[f"{split}_loss"] = part.loss.tolist()
+            columns[f"{split}_score"] = part.score.tolist()
+    if one.result.privacy is not None:
+        columns["epsilon"] = one.result.privacy.epsilon.tolist()
+    return _made(ClientScore, columns)
 
 
 def joining_record(found: Joining) -> JoiningRecord:
     """Make the record of what joining brings."""
-    pairs = [(model, over) for model in found.models for over in OVER if model != over]
+    over = {model: [one for one in OVER if one != model] for model in found.models}
+    pairs = [(model, one) for model, others in over.items() for one in others]
     clear = {pair: found.pays(*pair) for pair in pairs}
     gains = {pair: found.gains(*pair) for pair in pairs}
-    rows = []
-    for i in found.judged:
-        for k, model in enumerate(found.models):
-            others = [over for over in OVER if over != model]
-            rows.append(
-                JoiningRow(
-                    client=found.names[i],
-                    model=model,
-                    train_rows=found.rows[i][0],
-                    test_rows=found.rows[i][1],
-                    test_loss=float(found.loss[k, i]),
-                    test_score=float(found.score[k, i]),
-                    gains={o: GainInterval(**gains[model, o][i]._asdict()) for o in others},
-                    pays={over: clear[model, over][i] for over in others},
-                )
-            )
+    rows = [
+        JoiningRow(
+            client=found.names[i],
+            model=model,
+            train_rows=found.rows[i][0],
+            test_rows=found.rows[i][1],
+            test_loss=float(found.loss[k, i]),
+            test_score=float(found.score[k, i]),
+            gains={one: GainInterval(**gains[model, one][i]._asdict()) for one in others},
+            pays={one: clear[model, one][i] for one in others},
+        )
+        for i in found.judged
+        for k, (model, others) in enumerate(over.items())
+    ]
     return JoiningRecord(
         recommendation=found.recommendation,
         shown=found.shown,
@@ -211,18 +205,20 @@ def _privacy(models: Sequence[Trained]) -> PrivacyRecord | None:
     spent = models[-1].result.privacy
     if not isinstance(private, Private) or spent is None:
         return None
-    clips = {name: getattr(private, name) for name in ("clip", "loss_clip", "radius", "smoothness")}
-    noise = {name: getattr(private, name) for name in ("noise", "loss_noise")}
     return PrivacyRecord(
         epsilon=spent.worst,
         delta=spent.delta,
         budget=private.budget,
         clients=dict(zip(spent.names, spent.epsilon.tolist(), strict=True)),
-        clips={name: value for name, value in clips.items() if value is not None},
+        clips={
+            name: value
+            for name in ("clip", "loss_clip", "radius", "smoothness")
+            if (value := getattr(private, name)) is not None
+        },
         noise={
             name: np.atleast_1d(value).tolist()
-            for name, value in noise.items()
-            if value is not None
+            for name in ("noise", "loss_noise")
+            if (value := getattr(private, name)) is not None
         },
         seeded=isinstance(private.secret, int),
         models=len(models),
@@ -265,11 +261,10 @@ def exports(run: RunRecord) -> dict[str, str]:
     }
 
 
-def _cells(run: RunRecord, part: RecordPart) -> Row:
+def _cells(run: RunRecord, part: object) -> Row:
     """Return the fields of a part as cells: a gain has three, a score the measure's name."""
     cells: Row = {}
-    for name in type(part).model_fields:
-        value = getattr(part, name)
+    for name, value in vars(part).items():
         column = name.replace("score", run.measure.name)
         if name == "gains":
             for over, gain in value.items():

@@ -6,7 +6,7 @@ it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -17,12 +17,12 @@ from scaffpd.data.tabular.agree import encoded_features
 from scaffpd.data.tabular.columns import CATEGORY
 from scaffpd.models import Personal
 from scaffpd.run.prepare import Prepared
-from scaffpd.run.record import BinRow, CoefficientRow, ScoreRow
+from scaffpd.run.record import CoefficientRow
 from scaffpd.run.settings.run import RunConfig
 from scaffpd.run.train import MOST_NUMBERS, Trained
 from scaffpd.study.coefficients import CoefficientTable, coefficients, level_contrast
 from scaffpd.study.gains import PERSONAL
-from scaffpd.tasks.base import GroupScores, HeldOutRows
+from scaffpd.tasks.base import HeldOutScores
 from scaffpd.training.cohort import Cohort
 
 MOST_EFFECTS = 300  # columns up to which effects are estimated
@@ -31,45 +31,31 @@ Matrix = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class HeldOutScores:
-    """All that is measured on held-out rows beside every client's loss and measure."""
+class RunScores(HeldOutScores):
+    """All that is measured on held-out rows, of every model, and coefficients."""
 
-    scores: Sequence[ScoreRow] = field(default=(), repr=False)
-    bins: Sequence[BinRow] = field(default=(), repr=False)
     coefficients: Sequence[CoefficientRow] = field(default=(), repr=False)
-    curves: Sequence[ScoreRow] = field(default=(), repr=False)
 
 
-def held_out_scores(prepared: Prepared, models: Sequence[Trained]) -> HeldOutScores:
+def held_out_scores(prepared: Prepared, models: Sequence[Trained]) -> RunScores:
     """Score a run's linear models, personal ones among them."""
     if not prepared.test:
-        return HeldOutScores()
+        return RunScores()
     parameters: dict[str, Sequence[Matrix]] = {
         one.name: [one.own(i) for i in range(len(prepared.names))] for one in models
     }
-    rows = HeldOutRows(
-        prepared.names,
-        prepared.train,
-        prepared.test,
-        prepared.unit,
-        prepared.centre,
-        prepared.groups,
-    )
     found = {
-        name: prepared.task.judged(prepared.model, own, rows) for name, own in parameters.items()
+        name: prepared.task.judged(prepared.model, own, prepared)
+        for name, own in parameters.items()
     }
     # of a path with many points, only those that are compared
     few = [one.name for one in models if one.role or len(models) <= MOST_POINTS]
-    return HeldOutScores(
-        _score_rows((name, row) for name, one in found.items() for row in one.scores),
-        [BinRow(model=m, **own._asdict()) for m in few for own in found[m].bins],
+    return RunScores(
+        [replace(row, model=name) for name, one in found.items() for row in one.scores],
+        [replace(row, model=name) for name in few for row in found[name].bins],
+        [replace(row, model=name) for name, one in found.items() for row in one.curves],
         coefficient_rows(prepared, {name: own for name, own in parameters.items() if name in few}),
-        _score_rows((name, row) for name, one in found.items() for row in one.curves),
     )
-
-
-def _score_rows(found: Iterable[tuple[str, GroupScores]]) -> list[ScoreRow]:
-    return [ScoreRow(model=name, **row._asdict()) for name, row in found]
 
 
 def coefficient_rows(

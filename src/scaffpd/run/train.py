@@ -26,7 +26,7 @@ from scaffpd.study.joining import joining, joint_mode, start_of
 from scaffpd.training.cohort import Cohort, ModelSpec
 from scaffpd.training.history import Checkpoint
 from scaffpd.training.loop import Callback, Result, RoundInfo, Status, train
-from scaffpd.training.metrics import Spread, spread
+from scaffpd.training.metrics import Spread
 
 SECRET = "noise.secret"
 TOL = 1e-6
@@ -58,7 +58,7 @@ class Trained:
     def spread(self, prepared: Prepared) -> Spread:
         """Summarise the clients' scores, on held-out rows where there are some."""
         shown = self.train if self.test is None else self.test
-        return spread(shown, shown.score, prepared.task.measure.upwards)
+        return Spread.of(shown.names, shown.score, prepared.task.measure.upwards)
 
 
 class Watcher(Protocol):

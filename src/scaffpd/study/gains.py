@@ -22,6 +22,7 @@ from scaffpd.training.loop import Result
 from scaffpd.training.metrics import (
     NO,
     NOISE,
+    SMALL,
     YES,
     HeldOutMoments,
     RelativeGain,
@@ -48,16 +49,12 @@ CALLED = {
     ALONE: "alone",
     CONSTANT: "a constant answer",
 }
-LARGE = 0.1  # a gain that would matter
 STRICT = 1.31  # a 99 % interval in units of one of 95 %
 SIMPLEST = "the simplest that nothing clearly beats"
-# how a recommendation begins
+# how a recommendation begins, but for joint models
 USE = {
     CONSTANT: "These columns do not predict the {goal}",
     ALONE: "Let every {word} train alone",
-    AVERAGE: "Use one average model",
-    FAIR: "Use one fair model",
-    PERSONAL: "Use personal models",
 }
 
 
@@ -153,11 +150,15 @@ class Joining:
         weights: Array = held / held.sum()
         return weights
 
+    def _over(self, model: str, over: str) -> list[RelativeGain]:
+        """Return the gain over clients, for their worst-served fifth, and over rows."""
+        return [self.gain(model, over, of) for of in (every, worst_fifth, self.by_rows)]
+
     def better(self, model: str, than: str) -> bool:
         """Return whether its loss is clearly lower over clients, for their worst-served fifth or
         over rows, at 99 % since many pairs are compared, and clearly higher in none of these.
         """
-        found = [self.gain(model, than, of) for of in (every, worst_fifth, self.by_rows)]
+        found = self._over(model, than)
         lower = any(g.pays == YES and g.value > STRICT * (g.value - g.low) for g in found)
         return lower and all(g.pays != NO for g in found)
 
@@ -187,17 +188,16 @@ class Joining:
         """Give the recommendation."""
         best = self.recommendation
         goal = self.task.goal
-        start = USE[best].format(word=self.word, goal=goal)
+        start = USE.get(best, f"Use {CALLED[best]}").format(word=self.word, goal=goal)
         pays = {self.gain(self.shown, of=of).pays for of in (every, worst_fifth)}
         if best == ALONE and NO not in pays:
             sure = "may pay, but that is not certain" if YES in pays else "brings no clear gain"
             start += f": joining {sure}"
         if best == CONSTANT:
             some = YES in self.pays(self.shown, CONSTANT)
-            if some or self.gain(self.shown, CONSTANT).high > LARGE:
-                start = f"It is not clear that these columns predict the {goal}"
-            if some:
-                start = f"Over all {plural(self.word)} i{start[1:]}"
+            if some or self.gain(self.shown, CONSTANT).high > SMALL[0]:
+                it = f"Over all {plural(self.word)} it" if some else "It"
+                start = f"{it} is not clear that these columns predict the {goal}"
         if best == self.shown:
             start += f": {SIMPLEST}"
         return f"{start}."
@@ -249,24 +249,17 @@ class Joining:
 
     def _clear(self, model: str, over: str) -> set[str]:
         """Return the outcomes that are clear of noise, over clients and for the worst-served."""
-        pays = {self.gain(model, over, of).pays for of in (every, worst_fifth, self.by_rows)}
-        return pays - {NOISE}
+        return {gain.pays for gain in self._over(model, over)} - {NOISE}
 
     def _compared(self, model: str, over: str) -> str:
         """Say how the losses compare in the mean and for the worst-served fifth."""
-        mean = self.gain(model, over)
-        worst = self.gain(model, over, worst_fifth)
-        than = mean.words if over == AVERAGE else mean.than(CALLED[over])
-        said = f"{than} ({_ends(mean)}), for {self._fifth} {worst.words} ({_ends(worst)})"
-        rows = self.gain(model, over, self.by_rows)
+        mean, worst, rows = self._over(model, over)
+        fifth = self.word if a_fifth(len(self.judged)) == 1 else "fifth"
+        than = mean.than("" if over == AVERAGE else CALLED[over])
+        said = f"{than} ({mean.range}), for the worst-served {fifth} {worst.than()} ({worst.range})"
         if rows.pays != NOISE and mean.pays == NOISE:
-            said += f", over all rows {rows.words} ({_ends(rows)})"
+            said += f", over all rows {rows.than()} ({rows.range})"
         return said
-
-    @property
-    def _fifth(self) -> str:
-        k = a_fifth(len(self.judged))
-        return f"the worst-served {self.word if k == 1 else 'fifth'}"
 
     def _who(self) -> str:
         """Say who gains, such as "4 of 12 clients clearly gain, none clearly loses"."""
@@ -300,8 +293,3 @@ class Joining:
 
     def __str__(self) -> str:
         return " ".join([self.sentence, *self.details])
-
-
-def _ends(gain: RelativeGain) -> str:
-    """Return the interval in short: a sentence has several, and the record says of what kind."""
-    return gain.range.removeprefix("95 % interval ")

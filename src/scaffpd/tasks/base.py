@@ -5,9 +5,10 @@ Everything else asks the task: a new one is one file, and one line in `TASKS`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple, Protocol, TypeAlias
+from typing import ClassVar, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,13 +16,14 @@ from numpy.typing import NDArray
 from scaffpd.errors import InputError
 from scaffpd.federation import ClientScores
 from scaffpd.models import Linear
-from scaffpd.numbers import NO_BREAK, NOTHING, THIN, plain
+from scaffpd.numbers import NO_BREAK, NOTHING, plain
 
 Matrix = NDArray[np.float64]
 Texts = NDArray[np.object_]
 Cells = NDArray[np.generic]  # numbers or places of labels
 Answers: TypeAlias = Callable[[], Iterable[tuple[Matrix, Cells]]]  # outputs and targets
 Pair: TypeAlias = tuple[NDArray[np.float64], NDArray[np.float64] | NDArray[np.int64]]
+Scores: TypeAlias = dict[str, float | None]
 EVERYONE = "all rows"  # in the place of a client or a group: all of them together
 NEGLIGIBLE = 0.0005  # 0.05 points of accuracy, or this share of an error
 # ties are rounded away from zero: sums in another order must not change the text
@@ -29,28 +31,43 @@ TIES = 1 + 1e-9
 
 
 @dataclass(frozen=True)
-class Measure:
+class ScoreColumn:
+    """A score, as tables show it."""
+
+    title: str
+    form: str = "share"  # "share" in percent, "decimal", or "unit" of the target
+    label: bool = False  # of two labels, it is about the second
+    screen: bool = True  # whether the terminal shows it, too
+
+    def written(self, value: float | None) -> str:
+        """Write a score as it is shown."""
+        if value is None:
+            return NOTHING
+        if self.form == "unit":
+            return plain(value)
+        decimal = f"{value:.3f}".replace("-", "−")
+        return decimal if self.form == "decimal" else f"{100 * value:.1f}{NO_BREAK}%"
+
+
+@dataclass(frozen=True)
+class Measure(ScoreColumn):
     """What clients are scored by: its direction, and how people read it."""
 
-    name: str  # in records, and of columns in CSV files
+    form: str = "unit"
+    name: str = "loss"  # in records, and of columns in CSV files
     upwards: bool = False  # whether more is better
-    points: bool = False  # whether it is a share, read in percent
-    axis: str = "loss"
     subject: str = "the loss of "  # what a sentence about clients begins with
     mean: str = "Typical error"  # how a mean over clients is introduced
+
+    @property
+    def points(self) -> bool:
+        """Whether it is a share, read in percent."""
+        return self.form == "share"
 
     @property
     def sign(self) -> int:
         """1 where more is better, −1 where less is."""
         return 1 if self.upwards else -1
-
-    def written(self, value: float | None) -> str:
-        """Write a value: percent of shares."""
-        if value is None:
-            return NOTHING
-        if self.points:
-            return f"{100 * value:.1f}{NO_BREAK}%"
-        return f"{value:.3f}" if self.upwards else plain(value)
 
     def brief(self, value: float) -> str:
         """Write a share as rows of a hundred, and anything else in its units."""
@@ -61,10 +78,10 @@ class Measure:
         if value is None:
             return NOTHING
         scaled = (100 * value if self.points else value) * TIES
-        written = f"{abs(scaled):.1f}" if self.points else plain(abs(scaled))
-        if float(written.replace(THIN, "")) == 0:
+        size = round(abs(scaled), 1) if self.points else abs(scaled)
+        if not size:
             return "0.0" if self.points else "0"
-        return ("+" if scaled > 0 else "−") + written
+        return ("+" if scaled > 0 else "−") + (f"{size:.1f}" if self.points else plain(size))
 
     def moved(self, before: float, after: float) -> str:
         """Say how it changes: in points of a share, or in percent of an error."""
@@ -87,23 +104,7 @@ class Measure:
 LOSS = Measure("loss")  # where a run has no other scores
 
 
-@dataclass(frozen=True)
-class ScoreColumn:
-    """A score beside the measure, as tables show it."""
-
-    title: str
-    form: str = "share"  # "share" in percent, "decimal", or "unit" of the target
-    label: bool = False  # of two labels, it is about the second
-    screen: bool = True  # whether the terminal shows it, too
-
-    def written(self, value: float | None) -> str:
-        """Write a score as it is shown."""
-        if value is None:
-            return NOTHING
-        if self.form == "unit":
-            return plain(value)
-        decimal = f"{value:.3f}".replace("-", "−")
-        return decimal if self.form == "decimal" else f"{100 * value:.1f}{NO_BREAK}%"
+RMSE = Measure("error (RMSE)", name="rmse", subject="the error of ")
 
 
 class TargetColumn(Protocol):
@@ -137,18 +138,32 @@ class Target:
     note: str = ""  # what the operator should know about it
 
 
-class GroupScores(NamedTuple):
-    """Scores of the rows of a client or a group, or a point of a curve about them."""
+@dataclass(frozen=True)
+class ScoreRow:
+    """Scores of one model on the held-out rows of one client, of one group, or of all; or a point
+    of a curve about them.
+    """
 
+    model: str = field(default="", kw_only=True)
     by: str  # "client", or the column that makes groups
     group: str
     rows: int
-    values: dict[str, float | None]
+    values: Scores
+
+    def __post_init__(self) -> None:
+        # JSON has neither NaN nor infinity
+        known = {
+            name: value if value is not None and math.isfinite(value) else None
+            for name, value in self.values.items()
+        }
+        object.__setattr__(self, "values", known)
 
 
-class ReliabilityBin(NamedTuple):
-    """Rows of similar probability, and the share of them that came true, with its interval."""
+@dataclass(frozen=True)
+class BinRow:
+    """Rows of similar probability, and the share of them that came true, with its 95 % interval."""
 
+    model: str = field(default="", kw_only=True)
     rows: int
     mean_probability: float
     base_rate: float
@@ -156,45 +171,60 @@ class ReliabilityBin(NamedTuple):
     high: float
 
 
-class Judged(NamedTuple):
-    """What is measured of a model on held-out rows."""
-
-    scores: Sequence[GroupScores]
-    bins: Sequence[ReliabilityBin] = ()
-    curves: Sequence[GroupScores] = ()
-
-
 @dataclass(frozen=True)
-class HeldOutRows:
+class HeldOutScores:
+    """What is measured on held-out rows beside every client's loss and measure."""
+
+    scores: Sequence[ScoreRow] = field(default=(), repr=False)
+    bins: Sequence[BinRow] = field(default=(), repr=False)
+    curves: Sequence[ScoreRow] = field(default=(), repr=False)
+
+
+class HeldOutRows(Protocol):
     """Rows that a model is judged on, client by client, and those that it was trained on."""
 
-    names: Sequence[str]
-    train: Sequence[Pair] = field(repr=False)
-    test: Sequence[Pair] = field(repr=False)
-    unit: float = 1.0  # what one unit of the encoded target is
-    centre: float = 0.0  # what zero is, likewise
-    # columns that scores are cut by: the values of held-out rows, client by client
-    groups: Mapping[str, Sequence[Texts]] = field(default_factory=dict, repr=False)
+    @property
+    def names(self) -> Sequence[str]:
+        """The clients."""
 
     @property
-    def cuts(self) -> dict[str, Texts]:
-        """Return the group of every held-out row: by client, and by the columns of groups."""
-        sizes = [len(y) for _, y in self.test]
-        owner = np.repeat(np.array(self.names, dtype=object), sizes)
-        return {"client": owner} | {by: np.concatenate(own) for by, own in self.groups.items()}
+    def train(self) -> Sequence[Pair]:
+        """The rows trained on."""
+
+    @property
+    def test(self) -> Sequence[Pair]:
+        """The rows held out."""
+
+    @property
+    def unit(self) -> float:
+        """What one unit of the encoded target is."""
+
+    @property
+    def centre(self) -> float:
+        """What zero is, likewise."""
+
+    @property
+    def groups(self) -> Mapping[str, Sequence[Texts]]:
+        """By column, its values in held-out rows, client by client: scores are cut by these."""
 
 
 class Task:
-    """One kind of target. Class attributes say what others have to know, methods do the rest."""
+    """One kind of target: numbers, unless class attributes and methods say otherwise."""
 
     name: ClassVar[str]
-    measure: ClassVar[Measure]
+    measure: ClassVar[Measure] = RMSE
     losses: ClassVar[tuple[str, ...]] = ()  # of `Linear`, the usual one first
     labelled: ClassVar[bool] = False  # whether targets are labels
     scaled: ClassVar[bool] = False  # whether targets are trained on with deviation one
     exposed: ClassVar[bool] = False  # whether rows may have exposures
+    counted: ClassVar[bool] = False  # whether clients count the measure while they find losses
     roles: ClassVar[tuple[str, ...]] = ("target",)  # of the columns that make a target
-    columns: ClassVar[Mapping[str, ScoreColumn]] = {}  # scores, in the order of tables
+    # scores, in the order of tables
+    columns: ClassVar[Mapping[str, ScoreColumn]] = {
+        "rmse": RMSE,
+        "mae": ScoreColumn("mean |error|", "unit"),
+        "r2": ScoreColumn("R²", "decimal"),
+    }
     # words
     goal: ClassVar[str] = "target"
     adds_to: ClassVar[str] = "the target"  # what coefficients add to
@@ -202,7 +232,12 @@ class Task:
     lost: ClassVar[str] = "loss"  # what sentences say is lower
     lower: ClassVar[str] = "loss"  # what tables say is lower, where people know a better unit
     serving: ClassVar[tuple[str, str]] = ("loss", "less")  # what tables show, and what is better
-    explained: ClassVar[str]  # scores and their names, which stand in stars
+    # scores and their names, which stand in stars
+    explained: ClassVar[str] = (
+        "*R²*: the share of the target’s variance that is explained; 0 is as good as its mean, "
+        "below 0 worse. *Error (RMSE)*: the root of the mean squared error; large errors count "
+        "more than in the *mean |error|*."
+    )
     unscored: ClassVar[str] = ""  # about clients that have no score
 
     def __repr__(self) -> str:
@@ -274,18 +309,29 @@ class Task:
         unit: float,
         answers: Answers,
     ) -> Matrix:
-        """Return every client's measure; `answers` has outputs and targets."""
+        """Return every client's measure; `answers` has outputs and targets. Of periods clients have
+        counted rows, not pairs.
+        """
+        if self.counted and not model.periods:
+            return found.score
         return np.array([self.client_score(model, z, y, unit) for z, y in answers()])
 
     def answers(self, model: Linear, z: Matrix) -> tuple[Cells, Matrix]:
         """Turn outputs into numbers, or indices of labels with the probability of each."""
         return model.means(z)[:, 0], np.empty((len(z), 0))
 
-    def row_scores(
-        self, y: Cells, guess: Cells, shares: Matrix, labels: int
-    ) -> dict[str, float | None]:
-        """Score predictions of some rows; `labels` is how many there are at least."""
-        return number_scores(y.astype(np.float64), guess.astype(np.float64))
+    def row_scores(self, y: Cells, guess: Cells, shares: Matrix, labels: int) -> Scores:
+        """Score predictions of some rows; `labels` is how many there are at least. Of numbers these
+        are RMSE, mean absolute error and R² = 1 − Σ(y − ŷ)²/Σ(y − ȳ)².
+        """
+        true = y.astype(np.float64)
+        error = true - guess.astype(np.float64)
+        spread = float(((true - true.mean()) ** 2).sum())
+        return {
+            "rmse": float(np.sqrt((error**2).mean())),
+            "mae": float(np.abs(error).mean()),
+            "r2": 1 - float((error**2).sum()) / spread if spread > 0 else None,
+        }
 
     def by_group(
         self,
@@ -295,15 +341,15 @@ class Task:
         values: Texts,
         groups: Iterable[str],
         by: str = "client",
-    ) -> Iterator[GroupScores]:
+    ) -> Iterator[ScoreRow]:
         """Score the rows of every group, and all rows last."""
         labels = 1 + int(max(y.max(initial=1), guess.max(initial=1))) if self.labelled else 0
         parts = [(group, np.flatnonzero(values == group)) for group in groups]
         for group, rows in [*parts, (EVERYONE, np.arange(len(y)))]:
             found = self.row_scores(y[rows], guess[rows], shares[rows], labels)
-            yield GroupScores(by, group, len(rows), found)
+            yield ScoreRow(by, group, len(rows), found)
 
-    def judged(self, model: Linear, own: Sequence[Matrix], rows: HeldOutRows) -> Judged:
+    def judged(self, model: Linear, own: Sequence[Matrix], rows: HeldOutRows) -> HeldOutScores:
         """Score a model, given by every client's parameters, client by client and by groups."""
         outputs = [model.outputs(x, X) for x, (X, _) in zip(own, rows.test, strict=True)]
         guess, shares = self.answers(model, np.concatenate(outputs))
@@ -312,14 +358,14 @@ class Task:
         if not self.labelled:
             y = y.astype(np.float64) * rows.unit + rows.centre
             guess = (guess.astype(np.float64) * rows.unit + rows.centre) * exposure
-        scores: list[GroupScores] = []
-        for by, values in rows.cuts.items():
-            order = list(dict.fromkeys(values.tolist()))
-            groups = order if by == "client" else sorted(order)
-            scores += self.by_group(y, guess, shares, values, groups, by)
-        return Judged(scores, self.bins(y, guess, shares))
+        owner = np.repeat(np.array(rows.names, dtype=object), [len(y) for _, y in rows.test])
+        scores = [*self.by_group(y, guess, shares, owner, dict.fromkeys(owner))]
+        for by, cells in rows.groups.items():
+            values = np.concatenate(cells)
+            scores += self.by_group(y, guess, shares, values, sorted(set(values)), by)
+        return HeldOutScores(scores, self.bins(y, guess, shares))
 
-    def bins(self, y: Cells, guess: Cells, shares: Matrix) -> Sequence[ReliabilityBin]:
+    def bins(self, y: Cells, guess: Cells, shares: Matrix) -> Sequence[BinRow]:
         """Hold probabilities against what came true; numbers have none."""
         return ()
 
@@ -347,14 +393,3 @@ class Task:
     def gained(self, gain: float) -> float:
         """Return how much lower what `lower` names is where the loss is lower by this share."""
         return gain
-
-
-def number_scores(y: Matrix, predicted: Matrix) -> dict[str, float | None]:
-    """Score predicted numbers: RMSE, mean absolute error, R² = 1 − Σ(y − ŷ)²/Σ(y − ȳ)²."""
-    error = y - predicted
-    spread = float(((y - y.mean()) ** 2).sum())
-    return {
-        "rmse": float(np.sqrt((error**2).mean())),
-        "mae": float(np.abs(error).mean()),
-        "r2": 1 - float((error**2).sum()) / spread if spread > 0 else None,
-    }

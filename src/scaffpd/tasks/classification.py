@@ -10,16 +10,15 @@ from numpy.typing import NDArray
 from scipy.special import ndtri
 
 from scaffpd.errors import InputError
-from scaffpd.federation import ClientScores
 from scaffpd.models import Linear
 from scaffpd.models.numerics import CONFIDENCE
 from scaffpd.tasks.base import (
-    Answers,
+    BinRow,
     Cells,
     Matrix,
     Measure,
-    ReliabilityBin,
     ScoreColumn,
+    Scores,
     Target,
     TargetColumn,
     Task,
@@ -33,11 +32,16 @@ LARGEST = 2**53  # whole numbers up to here survive JSON
 BINS = 10
 PER_BIN = 30
 Z = float(ndtri((1 + CONFIDENCE) / 2))
-Places = NDArray[np.int64]  # of labels
-ACCURACY = Measure("accuracy", True, True, "accuracy", "", "Right of 100 held-out rows")
-Scores = dict[str, float | None]
+ACCURACY = Measure(
+    "accuracy",
+    "share",
+    name="accuracy",
+    upwards=True,
+    subject="",
+    mean="Right of 100 held-out rows",
+)
 COLUMNS = {
-    "accuracy": ScoreColumn("accuracy"),
+    "accuracy": ACCURACY,
     "auc": ScoreColumn("AUC", "decimal"),
     "recall": ScoreColumn("recall", label=True),
     "precision": ScoreColumn("precision", label=True),
@@ -57,6 +61,7 @@ class Classification(Task):
     measure = ACCURACY
     losses = ("logistic", "softmax")
     labelled = True
+    counted = True
     roles = ("label",)
     columns = COLUMNS
     adds_to = "log-odds"
@@ -102,16 +107,6 @@ class Classification(Task):
         hit = model.row_losses(z, own)[1]
         return math.nan if hit is None else float(1 - np.mean(w * (1 - hit)))
 
-    def client_scores(
-        self,
-        model: Linear,
-        found: ClientScores,
-        unit: float,
-        answers: Answers,
-    ) -> Matrix:
-        """Return what clients have counted themselves."""
-        return found.score
-
     def answers(self, model: Linear, z: Matrix) -> tuple[Cells, Matrix]:
         """Return the places of labels; a probability of each where the loss is a likelihood."""
         if model.loss == "logistic":
@@ -122,14 +117,47 @@ class Classification(Task):
         return z.argmax(1), shares / shares.sum(1, keepdims=True)
 
     def row_scores(self, y: Cells, guess: Cells, shares: Matrix, labels: int) -> Scores:
-        """Score predicted labels."""
-        return label_scores(y.astype(np.int64), guess.astype(np.int64), shares, labels)
+        """Score predicted labels. With two of them, the second is the one that is looked for.
 
-    def bins(self, y: Cells, guess: Cells, shares: Matrix) -> list[ReliabilityBin]:
+        Args:
+            y: the place of the true label of every row; −1 for one that training did not have.
+            guess: that of the predicted one.
+            shares: the probability of every label; no columns where the model has none.
+            labels: how many there are, where `shares` does not say it.
+
+        Returns:
+            accuracy; recall and precision (of more than two labels, the mean over those that occur
+            and over those that are predicted), and of two labels the rates that Fairlearn knows by
+            these names. With probabilities log_loss, brier (mean of (p − y)² of two labels, of
+            Σ_k (p_k − [y = k])² of more), auc (of more, the mean of one against the rest), and what
+            `calibration` returns.
+        """
+        places = y.astype(np.int64)
+        k = shares.shape[1]
+        two = (k or labels) == 2
+        every: Sequence[int] = [1] if two else range(k or labels)
+        found: Scores = {"accuracy": _mean(y == guess)}
+        if two:
+            found["selection_rate"] = _mean(guess == 1)
+        found["recall"] = _average(_mean(guess[y == own] == own) for own in every)
+        found["precision"] = _average(_mean(y[guess == own] == own) for own in every)
+        if two:
+            found["false_positive_rate"] = _mean(guess[y == 0] == 1)
+            found["false_negative_rate"] = _mean(guess[y == 1] != 1)
+        if k:
+            known = places >= 0
+            p = shares[known]
+            own = places[known]
+            # a probability that has underflowed to zero must not make the whole mean infinite
+            found["log_loss"] = _mean(-np.log(np.maximum(p[np.arange(len(p)), own], 1e-300)))
+            found["brier"] = _mean(((p - np.eye(k)[own]) ** 2).sum(1) / (2 if two else 1))
+            found["auc"] = _average(_auc(own == one, p[:, one]) for one in every)
+            found |= calibration(*believed(own, guess[known], p))
+        return found
+
+    def bins(self, y: Cells, guess: Cells, shares: Matrix) -> list[BinRow]:
         """Hold the probabilities of all rows against what came true."""
-        if not shares.shape[1]:
-            return []
-        return reliability(*believed(y.astype(np.int64), guess.astype(np.int64), shares))
+        return reliability(*believed(y, guess, shares)) if shares.shape[1] else []
 
     def served(self, loss: float, score: float | None) -> float:
         """Return the geometric mean of the probabilities of what came true, exp(−loss)."""
@@ -143,53 +171,14 @@ def _odd(numbers: Cells) -> Matrix:
     return odd
 
 
-def label_scores(y: Places, guess: Places, shares: Matrix, of: int = 2) -> Scores:
-    """Score predicted labels. With two of them, the second is the one that is looked for.
-
-    Args:
-        y: the place of the true label of every row; −1 for one that training did not have.
-        guess: that of the predicted one.
-        shares: the probability of every label; no columns where the model has none.
-        of: the number of labels, where `shares` does not say it.
-
-    Returns:
-        accuracy; recall and precision (of more than two labels, the mean over those that occur and
-        over those that are predicted), and of two labels the rates that Fairlearn knows by these
-        names. With probabilities log_loss, brier (mean of (p − y)² of two labels, of
-        Σ_k (p_k − [y = k])² of more), auc (of more, the mean of one against the rest), and what
-        `calibration` returns.
-    """
-    k = shares.shape[1]
-    two = (k or of) == 2
-    labels: Sequence[int] = [1] if two else range(k or of)
-    found: Scores = {"accuracy": _mean(y == guess)}
-    if two:
-        found["selection_rate"] = _mean(guess == 1)
-    found["recall"] = _average(_mean(guess[y == own] == own) for own in labels)
-    found["precision"] = _average(_mean(y[guess == own] == own) for own in labels)
-    if two:
-        found["false_positive_rate"] = _mean(guess[y == 0] == 1)
-        found["false_negative_rate"] = _mean(guess[y == 1] != 1)
-    if k:
-        known = y >= 0
-        p = shares[known]
-        own = y[known]
-        # a probability that has underflowed to zero must not make the whole mean infinite
-        found["log_loss"] = _mean(-np.log(np.maximum(p[np.arange(len(p)), own], 1e-300)))
-        found["brier"] = _mean(((p - np.eye(k)[own]) ** 2).sum(1) / (2 if two else 1))
-        found["auc"] = _average(_auc(own == one, p[:, one]) for one in labels)
-        found |= calibration(*believed(own, guess[known], p))
-    return found
-
-
-def believed(y: Places, guess: Places, shares: Matrix) -> tuple[Matrix, NDArray[np.bool_]]:
+def believed(y: Cells, guess: Cells, shares: Matrix) -> tuple[Matrix, NDArray[np.bool_]]:
     """Return a probability of every row, and whether it came true.
 
     It is that of the second label of two, or else of the one guessed.
     """
     if shares.shape[1] == 2:
         return shares[:, 1], y == 1
-    return shares[np.arange(len(guess)), guess], y == guess
+    return shares[np.arange(len(guess)), guess.astype(np.int64)], y == guess
 
 
 def calibration(p: Matrix, true: NDArray[np.bool_]) -> Scores:
@@ -209,7 +198,7 @@ def calibration(p: Matrix, true: NDArray[np.bool_]) -> Scores:
     }
 
 
-def reliability(p: Matrix, true: NDArray[np.bool_]) -> list[ReliabilityBin]:
+def reliability(p: Matrix, true: NDArray[np.bool_]) -> list[BinRow]:
     """Cut rows by their probability into bins of equal size, and find which share came true.
 
     At most `BINS` bins with at least `PER_BIN` rows each; equal probabilities share one. The
@@ -225,7 +214,7 @@ def reliability(p: Matrix, true: NDArray[np.bool_]) -> list[ReliabilityBin]:
         centre = (share + Z * Z / (2 * n)) / (1 + Z * Z / n)
         half = Z * math.sqrt(share * (1 - share) / n + Z * Z / (4 * n * n)) / (1 + Z * Z / n)
         found.append(
-            ReliabilityBin(
+            BinRow(
                 rows=n,
                 mean_probability=float(p[part].mean()),
                 base_rate=share,

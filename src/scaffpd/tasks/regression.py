@@ -4,30 +4,15 @@ from __future__ import annotations
 
 from math import sqrt
 
-from scaffpd.tasks.base import Measure, ScoreColumn, TargetColumn, Task
-
-RMSE = Measure("rmse", axis="error (RMSE)", subject="the error of ")
-NUMBERS = {
-    "rmse": ScoreColumn("error (RMSE)", "unit"),
-    "mae": ScoreColumn("mean |error|", "unit"),
-    "r2": ScoreColumn("R²", "decimal"),
-}
-EXPLAINED = (
-    "*R²*: the share of the target’s variance that is explained; 0 is as good as its mean, below 0 "
-    "worse. *Error (RMSE)*: the root of the mean squared error; large errors count more than in "
-    "the *mean |error|*."
-)
+from scaffpd.tasks.base import TargetColumn, Task
 
 
 class Regression(Task):
     """Numbers, trained on with deviation one and scored in the units of the table."""
 
     name = "regression"
-    measure = RMSE
     losses = ("squared",)
     scaled = True
-    columns = NUMBERS
-    explained = EXPLAINED
     lower = "error"
     serving = ("typical error", "less")
 

@@ -7,27 +7,26 @@ times, or the end of the period in the middle. True is Kaplan and Meier's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import chdtrc
 
-from scaffpd.federation import ClientScores
 from scaffpd.models import Linear
 from scaffpd.models.baseline import Steps, breslow, brier, concordance, kaplan_meier, log_rank
 from scaffpd.models.concordance import interval
 from scaffpd.models.periods import survival_at
 from scaffpd.tasks.base import (
     EVERYONE,
-    Answers,
     Cells,
-    GroupScores,
     HeldOutRows,
-    Judged,
+    HeldOutScores,
     Measure,
     ScoreColumn,
+    ScoreRow,
+    Scores,
     Task,
 )
 
@@ -36,7 +35,12 @@ POINTS = 40  # of a curve
 MOST = 6  # clients with a curve
 THIRDS = ("low risk", "middle risk", "high risk")
 CONCORDANCE = Measure(
-    "concordance", True, axis="concordance", subject="the concordance of ", mean="Concordance"
+    "concordance",
+    "decimal",
+    name="concordance",
+    upwards=True,
+    subject="the concordance of ",
+    mean="Concordance",
 )
 COX = (
     "Cox's model: risk sets and baselines within a client, Efron's ties. Losses count from that of "
@@ -48,7 +52,7 @@ PERIODS = (
     "those of odds."
 )
 COLUMNS = {
-    "concordance": ScoreColumn("concordance", "decimal"),
+    "concordance": CONCORDANCE,
     "concordance_low": ScoreColumn("95 % from", "decimal"),
     "concordance_high": ScoreColumn("to", "decimal"),
     "brier": ScoreColumn("Brier score", "decimal"),
@@ -63,6 +67,7 @@ class Survival(Task):
     name = "survival"
     measure = CONCORDANCE
     losses = ("cox", "hazard")
+    counted = True
     roles = ("time", "event", "entry")
     columns = COLUMNS
     goal = "time"
@@ -92,17 +97,7 @@ class Survival(Task):
         rows = np.asarray(y, dtype=np.float64)
         return concordance(rows[:, 0], rows[:, 1], z[:, 0], rows[:, 2] if model.entry else None)
 
-    def client_scores(
-        self,
-        model: Linear,
-        found: ClientScores,
-        unit: float,
-        answers: Answers,
-    ) -> Array:
-        """Return what clients have counted themselves; of periods they count rows, not pairs."""
-        return super().client_scores(model, found, unit, answers) if model.periods else found.score
-
-    def judged(self, model: Linear, own: Sequence[Array], rows: HeldOutRows) -> Judged:
+    def judged(self, model: Linear, own: Sequence[Array], rows: HeldOutRows) -> HeldOutScores:
         """Return scores of every client, and of all rows; and curves."""
         train, test = (
             # without weights of rows
@@ -112,8 +107,8 @@ class Survival(Task):
         horizon = _horizon(model, [y for _, y in train])
         sizes = [len(y) for _, y in test]
         largest = sorted(range(len(test)), key=lambda i: -sizes[i])[:MOST]
-        found: list[dict[str, float | None]] = []
-        curves: list[GroupScores] = []
+        found: list[Scores] = []
+        curves: list[ScoreRow] = []
         risks = []
         for i, client in enumerate(rows.names):
             fitted = _Fitted.of(model, own[i], *train[i])
@@ -126,7 +121,7 @@ class Survival(Task):
         whole = _mean(found, sizes)
         curves += _thirds(np.concatenate(risks), [y for _, y in test], whole)
         parts = zip((*rows.names, EVERYONE), (*sizes, sum(sizes)), (*found, whole), strict=True)
-        return Judged([GroupScores("client", *part) for part in parts], curves=curves)
+        return HeldOutScores([ScoreRow("client", *part) for part in parts], curves=curves)
 
     def chances(
         self,
@@ -160,14 +155,12 @@ def _horizon(model: Linear, targets: Sequence[Array]) -> float:
     return float(np.median(events)) if len(events) else np.inf
 
 
-def _mean(
-    found: Sequence[Mapping[str, float | None]], sizes: Sequence[int]
-) -> dict[str, float | None]:
+def _mean(found: Sequence[Scores], sizes: Sequence[int]) -> Scores:
     """Return means over rows; of concordances, over clients."""
     names = dict.fromkeys(
         name for one in found for name in one if not name.endswith(("low", "high", "hazard"))
     )
-    means: dict[str, float | None] = {}
+    means: Scores = {}
     for name in names:
         known = [(n, one[name]) for n, one in zip(sizes, found, strict=True) if name in one]
         weights = [1 if name == "concordance" else n for n, _ in known]
@@ -207,9 +200,9 @@ class _Fitted:
         with np.errstate(over="ignore"):
             return np.exp(-self.baseline(times) * np.exp(risk)[:, None])
 
-    def scores(self, X: Array, y: Array, horizon: float) -> dict[str, float | None]:
+    def scores(self, X: Array, y: Array, horizon: float) -> Scores:
         """Return concordance with its interval, Brier score, expected and true share of events."""
-        found: dict[str, float | None] = {}
+        found: Scores = {}
         ends = interval(y, self.risk(X), self.model)
         if ends is not None:
             names = ("concordance", "concordance_low", "concordance_high")
@@ -238,18 +231,16 @@ class _Fitted:
 
 def _points(
     group: str, times: Array, y: Array, predicted: Array | None = None
-) -> Iterator[GroupScores]:
+) -> Iterator[ScoreRow]:
     observed = kaplan_meier(y)
     for k, t in enumerate(times.tolist()):
-        values: dict[str, float | None] = {"time": t, "observed": float(observed(t))}
+        values: Scores = {"time": t, "observed": float(observed(t))}
         if predicted is not None:
             values["predicted"] = float(predicted[k])
-        yield GroupScores("curve", group, len(y), values)
+        yield ScoreRow("curve", group, len(y), values)
 
 
-def _thirds(
-    risk: Array, targets: Sequence[Array], everyone: dict[str, float | None]
-) -> Iterator[GroupScores]:
+def _thirds(risk: Array, targets: Sequence[Array], everyone: Scores) -> Iterator[ScoreRow]:
     """Cut all rows into thirds by risk, and test whether these differ within clients."""
     y = np.concatenate(targets)[:, :2]
     owner = np.repeat(np.arange(len(targets)), [len(one) for one in targets])

@@ -20,8 +20,8 @@ from scipy.special import stdtr, stdtrit
 
 from scaffpd.federation import ClientScores, Vector
 from scaffpd.models.numerics import CONFIDENCE, student
+from scaffpd.tasks.base import NEGLIGIBLE
 
-NEGLIGIBLE = 5e-4  # 0.05 points of accuracy, or this share of an error
 SMALL = 0.1, 0.5  # a difference that hardly matters; one about which an interval says nothing
 YES = "yes"
 NO = "no"
@@ -56,6 +56,34 @@ class Spread:
     worst_20: float
     best_20: float
 
+    @classmethod
+    def of(
+        cls,
+        names: Sequence[str],
+        values: Vector,
+        upwards: bool,
+        counts: NDArray[np.int64] | None = None,
+    ) -> Spread:
+        """Summarise a measure over clients with these numbers of samples; `upwards` where more is
+        better.
+        """
+        badness = -values if upwards else values
+        order = np.argsort(-badness, kind="stable")
+        k = a_fifth(len(values))
+        worst = int(badness.argmax())
+        best = int(badness.argmin())
+        return cls(
+            mean=float(values.mean()),
+            weighted_mean=float(np.average(values, weights=counts)),
+            worst=float(values[worst]),
+            best=float(values[best]),
+            worst_client=names[worst],
+            best_client=names[best],
+            deviation=float(values.std()),
+            worst_20=float(values[order[:k]].mean()),
+            best_20=float(values[order[-k:]].mean()),
+        )
+
 
 @dataclass(frozen=True)
 class Summary:
@@ -74,8 +102,8 @@ class Summary:
     def of(cls, scores: ClientScores) -> Summary:
         """Summarise the scores of one model."""
         rated = not np.isnan(scores.score).all()
-        score = spread(scores, scores.score, upwards=True) if rated else None
-        return cls(spread(scores, scores.loss, upwards=False), score)
+        score = Spread.of(scores.names, scores.score, True, scores.counts) if rated else None
+        return cls(Spread.of(scores.names, scores.loss, False, scores.counts), score)
 
 
 def a_fifth(clients: int) -> int:
@@ -182,38 +210,34 @@ class RelativeGain(NamedTuple):
             return NOISE
         return YES if self.value > 0 else NO
 
-    def than(self, other: str) -> str:
-        """Say it, as in "12 % lower than alone", or that nothing is clear."""
+    def than(self, other: str = "") -> str:
+        """Say it, as in "12 % lower than alone", or that nothing is clear; or without the other."""
+        said = _sided(self.value), "than"
         if self.pays == NOISE:
             # the interval shows that a difference, if there is one, is small
             narrow = max(-self.low, self.high) <= SMALL[0]
-            return f"{'about the same as' if narrow else 'not clearly different from'} {other}"
-        return f"{_sided(self.value)} than {other}"
-
-    @property
-    def words(self) -> str:
-        """The same without the other."""
-        return self.than("").rstrip().rsplit(" ", 1)[0]
+            said = ("about the same", "as") if narrow else ("not clearly different", "from")
+        return " ".join([*said, other]) if other else said[0]
 
     @property
     def range(self) -> str:
-        """The interval, such as "95 % interval 8 to 15 %"; within noise, with its sides."""
+        """The 95 % interval, such as "8 to 15 %"; within noise, with its sides."""
         if not math.isfinite(self.high - self.low):
             return "too few rows for an interval"
         if self.pays == NOISE:
             if max(-self.low, self.high) > SMALL[1]:
                 return "too few rows"
-            return f"95 % interval {_sided(self.low)} to {_sided(self.high)}"
+            return f"{_sided(self.low)} to {_sided(self.high)}"
         low, high = sorted((self.low, self.high), key=abs)
-        return f"95 % interval {_percent(low).removesuffix(' %')} to {_percent(high)}"
+        return f"{_percent(low)} to {_percent(high)} %"
 
 
 def _sided(share: float) -> str:
-    return f"{_percent(share)} {'lower' if share > 0 else 'higher'}"
+    return f"{_percent(share)} % {'lower' if share > 0 else 'higher'}"
 
 
 def _percent(share: float) -> str:
-    return f"{100 * abs(share):.{0 if abs(share) >= 0.0995 else 1}f} %"
+    return f"{100 * abs(share):.{0 if abs(share) >= 0.0995 else 1}f}"
 
 
 @dataclass(frozen=True)
@@ -278,34 +302,24 @@ class HeldOutMoments:
         return float((weights * np.where(weights > 0, self.halves[:, k], 0)).sum())
 
     def difference(self, a: int, b: int, of: Weights) -> PairedDifference:
-        """Return by how much the level is lower under b than under a.
-
-        The interval of their ratio r = level_b/level_a is that of level_b − r·level_a with r held
-        at its estimate (the delta method), over level_a.
-        """
-        base = self.level(a, of)
-        other = self.level(b, of)
+        """Return by how much the level is lower under b than under a."""
         w = self.weights(a, of)
         v = self.weights(b, of)
-        ratio = other / base if base > 0 else 1.0
-        relative, freedom = self._half(a, b, ratio * w, v)
-        share = relative / base if base > 0 else math.inf
-        return PairedDifference(base - other, self._half(a, b, w, v)[0], base, share, freedom)
+        base, other = (np.array([self.level(k, of)]) for k in (a, b))
+        return _differences(base, other, lambda r: self._half(a, b, r * w, v))[0]
 
     def each(self, a: int, b: int) -> list[PairedDifference]:
         """Return the same of every client by itself: Student's t over its blocks."""
         C = self.covariances
-        base, other = self.means[[a, b]]
         freedom = np.maximum(self.blocks - 1, 1)
         quantile = stdtrit(freedom, (1 + CONFIDENCE) / 2)
 
-        def half(r: Array) -> Array:
+        def half(r: Array) -> tuple[Array, Array]:
             spread = r**2 * C[:, a, a] + C[:, b, b] - 2 * r * C[:, a, b]
             found = quantile * np.sqrt(np.maximum(spread, 0.0) / self.blocks)
-            return np.where(self.blocks > 1, found, math.inf)
+            return np.where(self.blocks > 1, found, math.inf), freedom
 
-        plain = half(np.ones(len(base)))
-        return _differences(base, other, plain, half(_ratio(base, other)), freedom)
+        return _differences(self.means[a], self.means[b], half)
 
     def _half(self, a: int, b: int, w: Array, v: Array) -> tuple[float, float]:
         """Return half of the interval of Σ_h Σ_i w_ih ℓ_a − v_ih ℓ_b, and its degrees of freedom.
@@ -348,22 +362,19 @@ class SplitTables:
 
     def difference(self, a: int, b: int, of: Weights) -> PairedDifference:
         """Return the same over splits."""
-        base, other = (np.array([one.level(k, of) for one in self.splits]) for k in (a, b))
-        ratio = float(other.mean() / base.mean()) if base.mean() > 0 else 1.0
-        half, relative = (half_interval(r * base - other, self.overlap) for r in (1.0, ratio))
-        level = float(base.mean())
-        share = float(relative) / level if level > 0 else math.inf
-        freedom = max(len(self.splits) - 1, 1)
-        return PairedDifference(level - float(other.mean()), float(half), level, share, freedom)
+        levels = (np.array([[one.level(k, of)] for one in self.splits]) for k in (a, b))
+        return self._differences(*levels)[0]
 
     def each(self, a: int, b: int) -> list[PairedDifference]:
         """Return the same of every client by itself."""
-        base, other = (np.stack([one.means[k] for one in self.splits]) for k in (a, b))
-        centre = known_mean(base), known_mean(other)
-        halves = [half_interval(r * base - other, self.overlap) for r in (1.0, _ratio(*centre))]
-        half, relative = (np.where(np.isnan(one), math.inf, one) for one in halves)
-        freedom = np.full(len(half), max(len(self.splits) - 1, 1))
-        return _differences(*centre, half, relative, freedom)
+        return self._differences(*(np.stack([one.means[k] for one in self.splits]) for k in (a, b)))
+
+    def _differences(self, base: Array, other: Array) -> list[PairedDifference]:
+        def half(r: Array) -> tuple[Array, int]:
+            found = half_interval(r * base - other, self.overlap)
+            return np.where(np.isnan(found), math.inf, found), max(len(self.splits) - 1, 1)
+
+        return _differences(known_mean(base), known_mean(other), half)
 
 
 def known_mean(several: ArrayLike) -> Array:
@@ -373,33 +384,17 @@ def known_mean(several: ArrayLike) -> Array:
     return np.where(known > 0, np.nansum(values, 0) / np.maximum(known, 1), math.nan)
 
 
-def _ratio(base: Array, other: Array) -> Array:
-    return np.where(base > 0, other / np.where(base > 0, base, 1.0), 1.0)
-
-
 def _differences(
-    base: Array, other: Array, half: Array, relative: Array, freedom: NDArray[np.int64]
+    base: Array, other: Array, half: Callable[[Array], tuple[Array | float, ArrayLike]]
 ) -> list[PairedDifference]:
-    share = np.where(base > 0, relative / np.where(base > 0, base, 1.0), math.inf)
-    columns = base - other, half, base, share, freedom
+    """Compare levels one by one. `half(r)` returns half of the interval of r·base − other, and its
+    degrees of freedom; that of the ratio is the one with r held at its estimate (the delta
+    method), over `base`.
+    """
+    positive = base > 0
+    unit = np.where(positive, base, 1.0)
+    plain, _ = half(np.ones(len(base)))
+    relative, freedom = half(np.where(positive, other / unit, 1.0))
+    share = np.where(positive, relative / unit, math.inf)
+    columns = np.broadcast_arrays(base - other, plain, base, share, freedom)
     return [PairedDifference(*one) for one in np.stack(columns, axis=1).tolist()]
-
-
-def spread(scores: ClientScores, values: Vector, upwards: bool) -> Spread:
-    """Summarise one measure over the clients of `scores`; `upwards` where more is better."""
-    badness = -values if upwards else values
-    order = np.argsort(-badness, kind="stable")
-    k = a_fifth(len(values))
-    worst = int(badness.argmax())
-    best = int(badness.argmin())
-    return Spread(
-        mean=float(values.mean()),
-        weighted_mean=float(np.average(values, weights=scores.counts)),
-        worst=float(values[worst]),
-        best=float(values[best]),
-        worst_client=scores.names[worst],
-        best_client=scores.names[best],
-        deviation=float(values.std()),
-        worst_20=float(values[order[:k]].mean()),
-        best_20=float(values[order[-k:]].mean()),
-    )

@@ -18,8 +18,8 @@ from scaffpd.run.page.tables import (
 )
 from scaffpd.run.page.vega import LOOSE, MANY, STEP, Figure, Rows, Spec, layer, short
 from scaffpd.run.page.verdict import meanings
-from scaffpd.run.record import RunRecord, ScoreRow
-from scaffpd.tasks.base import EVERYONE
+from scaffpd.run.record import RunRecord
+from scaffpd.tasks.base import EVERYONE, ScoreRow
 from scaffpd.tasks.survival import THIRDS
 
 JOINED = ("average", "fair", "personal", "alone")  # in the order of their colours
@@ -134,7 +134,7 @@ def _ends(names: Sequence[str]) -> list[str]:
 
 
 def _axis(run: RunRecord) -> str:
-    return f"{run.measure.axis} on {run.scored_rows}{', %' if run.measure.upwards else ''}"
+    return f"{run.measure.title} on {run.scored_rows}{', %' if run.measure.upwards else ''}"
 
 
 def _scaled(run: RunRecord, value: float | None) -> float | None:

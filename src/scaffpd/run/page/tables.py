@@ -21,10 +21,9 @@ from scaffpd.run.record import (
     JoiningRow,
     ModelRecord,
     RunRecord,
-    ScoreRow,
 )
 from scaffpd.study.gains import CALLED
-from scaffpd.tasks.base import EVERYONE, ScoreColumn
+from scaffpd.tasks.base import EVERYONE, ScoreColumn, ScoreRow
 from scaffpd.training.metrics import NO, NOISE, YES
 
 FAR = 1e6  # ratios of hazards above it are not known: columns that say the same, or no events
@@ -198,10 +197,9 @@ def score_tables(run: RunRecord) -> list[ScoreTable]:
     shown = [
         name for name in run.task.columns if any(row.values.get(name) is not None for row in rows)
     ]
-    heads = ["rows", *(head(run, run.task.columns[name]) for name in shown)]
     until = next((f" by {h:g}" for row in rows if (h := row.values.get("horizon"))), "")
-    if until:
-        heads = [f"{name}{until}" if name in ("expected", "true") else name for name in heads]
+    ends = dict.fromkeys(("mean_probability", "base_rate"), until)
+    heads = ["rows", *(head(run, run.task.columns[name]) + ends.get(name, "") for name in shown)]
     found = []
     for by in ("", *dict.fromkeys(row.by for row in rows)):
         first = run.word if by == "client" else by

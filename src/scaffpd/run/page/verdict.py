@@ -184,5 +184,4 @@ def meanings(run: RunRecord) -> str:
 def promise(privacy: PrivacyRecord) -> str:
     """Write the largest (ε, δ) of a client, and the unit that it protects."""
     scope = "" if privacy.models < 2 else f", all {privacy.models} models together"
-    pair = f"(ε, δ) = ({privacy.epsilon:.2f}, {privacy.delta:g})"
-    return f"{pair} for every record{scope}."
+    return f"{privacy} for every record{scope}."
