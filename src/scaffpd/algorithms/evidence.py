@@ -27,6 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from scaffpd.descent import newton
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, Vector
 from scaffpd.federation.modes import ModesAt, ModeSpread
@@ -266,18 +267,17 @@ class Evidence:
 
     def mode(self, prior: Prior, x: Tensor, start: ModesAt | None, close: float = CLOSE) -> _Point:
         """Take Newton steps of x until one decreases Φ by no more than `close`."""
-        point = self.at(prior, x, start)
-        for _ in range(50):
-            if not point.decrease > close:
-                break
-            length = 1.0
-            for _ in range(20):
-                ahead = self.at(prior, point.x + length * point.step, point.question)
-                if ahead.value <= point.value - 1e-4 * length * point.decrease:
-                    break
-                length /= 2
-            point = ahead
-        return point
+
+        def evaluate(X: Tensor) -> tuple[Tensor, _Point]:
+            point = self.at(prior, X[0], start)
+            return X.new_tensor([point.value]), point
+
+        def step(X: Tensor, point: _Point) -> tuple[Tensor, Tensor]:
+            nonlocal start
+            start = point.question
+            return -point.step[None], X.new_tensor([2 * point.decrease])
+
+        return newton(x[None], evaluate, step, 2 * close)[2]
 
     def moments(self, point: _Point) -> _Moments:
         """Return what the fixed point needs, after the Newton step."""
