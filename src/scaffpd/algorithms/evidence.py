@@ -19,8 +19,11 @@ clients. A group whose clients do not differ ends at τ_g = 0: its coefficients 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
 import torch
@@ -126,21 +129,6 @@ class _Point:
     value: float
     decrease: float
     evidence: float
-
-
-@dataclass(frozen=True)
-class _Moments:
-    """Sums of squares over their variance, and degrees of freedom, of every feature.
-
-    Their difference is twice the derivative of log E in the log of the variance (at fixed
-    curvature, where the loss is not squared).
-    """
-
-    spread: Vector
-    spread_freedom: Vector
-    size: Vector
-    size_freedom: Vector
-    residual: float  # RSS/σ²
 
 
 class Evidence:
@@ -279,115 +267,150 @@ class Evidence:
 
         return newton(x[None], evaluate, step, 2 * close)[2]
 
-    def moments(self, point: _Point) -> _Moments:
-        """Return what the fixed point needs, after the Newton step."""
+    def moments(self, point: _Point) -> tuple[Vector, Vector, Vector]:
+        """Return `size`, `freedom` and `residual` of a `Climb`, after the Newton step."""
         question = ModeSpread(point.question, point.C, point.step.flatten())
         spread = self.federation.ask(question).added("spread", self.weights).double()
         omega = self._rows(point.prior.omega)
         size = (point.x + point.step).square().sum(1) / omega
         size_freedom = self.copies * (1 - point.C.diagonal() / omega)
         left = point.value - point.decrease - float(spread[0].sum() + size.sum()) / 2
-        a, b, c, d = map(self._per_feature, (spread[0], spread[1], size, size_freedom))
-        return _Moments(a, b, c, d, 2 * left)
+        a, b, c, d = map(self._per_feature, (spread[0], size, spread[1], size_freedom))
+        return np.append(a, b)[None], np.append(c, d)[None], np.array([2 * left])
 
 
-class _Climb:
-    """The fixed point: features with the same number in a family change by the same factor.
+class Climb(ABC):
+    """The fixed point, for n problems at once: the n rows of every array are their own.
 
-    A feature with number −1 stays as it is, or is `tied`: τ_j or ω_j is a multiple of s.
+    Variances of a row with the same number in a family change by the same factor. One with number
+    −1 stays as it is, or is `tied`: a multiple of s.
+
+    Attributes:
+        variances, scale: (n, variances) and s, (n,).
+        families: (n, variances).
+        targets: numbers of rows times targets.
+        vanish: which variances become 0 when they have shrunk to nothing; others stay as they are.
+        size, freedom: sums of squares over their variance, and degrees of freedom. Their difference
+            is twice the derivative of log E in the log of the variance (at fixed curvature, where
+            the loss is not squared).
+        residual: RSS/σ², (n,).
+        evidence: log E, (n,).
+        decrease: nats that the answers are from the mode.
     """
 
-    def __init__(
-        self, problem: Evidence, point: _Point, families: list[Families], tied: list[Mask]
-    ) -> None:
+    families: Families
+    targets: Vector | float
+    tied: Mask | bool = False
+    vanish: Mask | bool = False
+    size: Vector
+    freedom: Vector
+    residual: Vector
+    evidence: Vector
+    decrease = 0.0
+    rounds = 0
+
+    def __init__(self, problem: Evidence, variances: Vector, scale: Vector) -> None:
         self.problem = problem
-        self.point = point
-        self.families = [family.copy() for family in families]
-        self.tied = tied
-        self.rounds = 0
+        self.variances = variances
+        self.scale = scale
+        self.most = LARGEST * np.tile(problem.unit, variances.shape[1] // len(problem.unit))
 
-    def split(self, side: int, family: Families) -> _Climb:
-        """Return a copy with other families of τ (0) or ω (1), from where this one is."""
-        families = list(self.families)
-        families[side] = family
-        prior = self.point.prior
-        if side == 0:  # what has shrunk to nothing may differ after all
-            least = np.where(family >= 0, AGAIN * self.problem.share, 0.0)
-            prior = replace(prior, tau=np.maximum(prior.tau, least))
-        x = self.point.x + self.point.step
-        point = self.problem.mode(prior, x, self.point.question)
-        other = _Climb(self.problem, point, families, self.tied)
-        other.rounds = self.rounds
-        return other
+    @abstractmethod
+    def answer(self) -> None:
+        """Find the modes and what follows from them, from those before."""
 
-    def run(self, tol: float) -> _Moments:
-        """Update τ, ω and σ² until the evidence gains less than `tol` nats a round."""
+    def started(self, families: Families) -> Self:
+        """Begin with other families."""
+        self.families = families.copy()
+        self.answer()
+        return self
+
+    def run(self, tol: float) -> None:
+        """Update all variances until no evidence gains `tol` nats a round."""
         before: tuple[Vector, Vector] | None = None
-        fastest = FASTER
-        best = -np.inf
+        fastest = np.full((len(self.scale), 1), FASTER)
+        best = np.full(len(self.scale), -np.inf)
         while True:
-            found = self.problem.moments(self.point)
-            a, b = self._sums(found)
+            a, b = self._sums()
             known = (a > 0) & (b > 0)
             residual = np.log(np.where(known, a, 1) / np.where(known, b, 1))
             residual[self._capped() & (residual > 0)] = 0.0
-            gain = float(np.abs((a - b) * residual).sum()) / 2 + self.point.decrease
-            if gain < tol or self.rounds == LIMIT:
-                return found
-            change = faster(residual, before, fastest)
-            prior = self._changed(change, (a < b) & (b < NOTHING))
-            x = self.point.x + self.point.step
-            self.point = self.problem.mode(prior, x, self.point.question)
+            active = np.abs((a - b) * residual).sum(1) / 2 + self.decrease >= tol
+            if self.rounds == LIMIT or not active.any():
+                return
             # a flat x that rows separate is anywhere, and with it the evidence
-            if self.point.evidence < best - SLACK and not self.problem.means:
-                fastest = max(fastest / 2, 1.0)
-            best = max(best, self.point.evidence)
+            if not self.problem.means:
+                fastest[self.evidence < best - SLACK] /= 2
+            best = np.maximum(best, self.evidence)
+            change = faster(residual, before, np.maximum(fastest, 1.0)) * active[:, None]
             before = change, residual
+            self._change(change, (a < b) & (b < NOTHING) & active[:, None])
+            self.answer()
             self.rounds += 1
 
-    def _sums(self, found: _Moments) -> tuple[Vector, Vector]:
-        """Return sums of squares and degrees of freedom: families of τ, families of ω, σ²."""
-        pairs = (found.spread, found.spread_freedom), (found.size, found.size_freedom)
-        a, b = (
-            np.concatenate([_added(f, p[side]) for f, p in zip(self.families, pairs, strict=True)])
-            for side in (0, 1)
-        )
-        if not self.problem.squared:
-            return np.append(a, 1.0), np.append(b, 1.0)
-        used = found.spread_freedom.sum() + found.size_freedom.sum()
-        free = max(self.problem.n * self.problem.copies - used, 1e-9)
-        more = [
-            sum(p[side][t].sum() for t, p in zip(self.tied, pairs, strict=True)) for side in (0, 1)
-        ]
-        return np.append(a, found.residual + more[0]), np.append(b, free + more[1])
+    def _sums(self) -> tuple[Vector, Vector]:
+        """Return every family's sums of squares and degrees of freedom, and last those of σ²."""
+        a, b = (_added(self.families, part) for part in (self.size, self.freedom))
+        a[:, -1] = b[:, -1] = 1.0
+        if self.problem.squared:
+            free = np.maximum(self.targets - self.freedom.sum(1), 1e-9)
+            a[:, -1] = self.residual + (self.tied * self.size).sum(1)
+            b[:, -1] = free + (self.tied * self.freedom).sum(1)
+        return a, b
 
     def _capped(self) -> Mask:
         """Return which families are as large as they may be."""
-        below = 0.999 * LARGEST * self.problem.unit
-        prior = self.point.prior
-        pairs = zip(self.families, (prior.tau, prior.omega), strict=True)
-        return np.append(np.concatenate([_added(f, v < below) for f, v in pairs]) == 0, False)
+        full: Mask = _added(self.families, self.variances < 0.999 * self.most) == 0
+        full[:, -1] = False
+        return full
 
-    def _changed(self, change: Vector, gone: Mask) -> Prior:
-        """Return the prior with every family's change; share what has shrunk to nothing."""
-        prior = self.point.prior
-        scale = prior.scale * float(np.exp(change[-1]))
+    def _change(self, change: Vector, gone: Mask) -> None:
+        """Change every family; let go of what has shrunk to nothing."""
+        inside = self.families >= 0
+        before = self.scale
+        self.scale = before * np.exp(change[:, -1])
         if self.problem.squared:
-            scale = max(scale, 2 * LEAST * self.problem.noise)
-        values = []
-        for side, old in enumerate((prior.tau, prior.omega)):
-            family = self.families[side]
-            inside = family >= 0
-            place = np.where(inside, family + side * len(family), 0)
-            new = np.minimum(old * np.exp(change[place]), LARGEST * self.problem.unit)
-            new = np.where(inside, new, old)
-            new[self.tied[side]] *= scale / prior.scale
-            over = inside & gone[place]
-            if side == 0:
-                new[over] = 0.0
-            family[over] = -1
-            values.append(new)
-        return Prior(values[0], values[1], scale)
+            self.scale = np.maximum(self.scale, 2 * LEAST * self.problem.noise)
+        factor = np.exp(np.take_along_axis(change, self.families, 1))
+        fixed = np.where(self.tied, (self.scale / before)[:, None], 1.0) * self.variances
+        self.variances = np.where(inside, np.minimum(self.variances * factor, self.most), fixed)
+        over = inside & np.take_along_axis(gone, self.families, 1)
+        self.variances[over & self.vanish] = 0.0
+        self.families[over] = -1
+
+
+class _Shared(Climb):
+    """The fixed point of a federation: its τ, and then its ω, in one row."""
+
+    point: _Point
+
+    def __init__(self, problem: Evidence, prior: Prior, tied: Mask) -> None:
+        super().__init__(problem, np.append(prior.tau, prior.omega)[None], np.array([prior.scale]))
+        self.tied = tied
+        self.vanish = np.arange(len(tied)) < len(tied) // 2
+        self.targets = problem.n * problem.copies
+        self.x = problem.zero()
+        self.question: ModesAt | None = None
+
+    def split(self, side: int, single: Families) -> _Shared:
+        """Return a copy with single families of τ (0) or ω (1), from where this one is."""
+        other = copy(self)
+        own = self.vanish == (side == 0)
+        if side == 0:  # what has shrunk to nothing may differ after all
+            least = np.where(own & (single >= 0), AGAIN * np.tile(self.problem.share, 2), 0.0)
+            other.variances = np.maximum(self.variances, least)
+        return other.started(np.where(own, single, self.families))
+
+    def answer(self) -> None:
+        """Ask the clients."""
+        tau, omega = np.split(self.variances[0], 2)
+        prior = Prior(tau, omega, float(self.scale[0]))
+        self.point = point = self.problem.mode(prior, self.x, self.question)
+        self.x = point.x + point.step
+        self.question = point.question
+        self.evidence = np.array([point.evidence])
+        self.decrease = point.decrease
+        self.size, self.freedom, self.residual = self.problem.moments(point)
 
 
 def faster(
@@ -406,10 +429,11 @@ def faster(
     return np.clip(factor * residual, -np.log(JUMP), np.log(JUMP))
 
 
-def _added(family: Families, values: Vector | Mask) -> Vector:
-    """Return sums over the features of every family."""
-    total = np.bincount(family + 1, values, minlength=len(family) + 1)[1:]
-    return np.asarray(total, dtype=np.float64)
+def _added(families: Families, values: Vector | Mask) -> Vector:
+    """Return every row's sums over its families; the last column is that of number −1."""
+    total = np.zeros((len(families), families.shape[1] + 1))
+    np.add.at(total, (np.arange(len(families))[:, None], families), values)
+    return total
 
 
 def strengths(
@@ -465,25 +489,29 @@ def climbed(
         omega = np.where(free[1], START[1] * problem.share, scale / (problem.n * given[1]))
     omega = np.minimum(np.where(free[1] & wide, np.inf, omega), FLAT * problem.unit)
     free[1] &= ~wide
-    point = problem.mode(Prior(tau, omega, scale), problem.zero(), None)
-    families = [np.where(mask, problem.joined, -1) for mask in free]
-    single = [np.where(mask, problem.own, -1) for mask in free]
-    more = [len(set(a)) - len(set(b)) for a, b in zip(single, families, strict=True)]
+    families, single = (
+        np.append(np.where(free[0], own, -1), np.where(free[1], own + len(groups), -1))[None]
+        for own in (problem.joined, problem.own)
+    )
+    more = [
+        len(np.unique(single[:, side])) - len(np.unique(families[:, side]))
+        for side in (slice(len(groups)), slice(len(groups), None))
+    ]
     rough = max(ROUGH[0], ROUGH[1] * max(more), tol)
-    best = _Climb(problem, point, families, tied)
+    best = _Shared(problem, Prior(tau, omega, scale), np.concatenate(tied)).started(families)
     if max(more) > 0:
         best.run(rough)
     for side in (1, 0):
         if more[side] > 0:
-            other = best.split(side, single[side])
+            other = best.split(side, single)
             other.run(rough)
-            if other.point.evidence - best.point.evidence > worth * more[side]:
+            if other.evidence[0] - best.evidence[0] > worth * more[side]:
                 best = other
-    found = best.run(tol)
-    return _described(problem, best, found), best.point
+    best.run(tol)
+    return _described(problem, best), best.point
 
 
-def _described(problem: Evidence, climb: _Climb, found: _Moments) -> Strengths:
+def _described(problem: Evidence, climb: _Shared) -> Strengths:
     point = climb.point
     prior = point.prior
     return Strengths(
@@ -494,7 +522,7 @@ def _described(problem: Evidence, climb: _Climb, found: _Moments) -> Strengths:
         prior.scale / (problem.n * prior.omega),
         np.divide(prior.scale, prior.tau, np.full_like(prior.tau, np.inf), where=prior.tau > 0),
         point.evidence,
-        (point.x + point.step).flatten(),
-        found.spread_freedom,
+        climb.x.flatten(),
+        climb.freedom[0, : len(problem.groups)],
         climb.rounds,
     )

@@ -321,13 +321,8 @@ class NewtonPoint(LinearPoint):
         """
         if self.fine is None:
             return self.arithmetic(())
-        ((size, plain),) = self.reach
-        length = norm_above(self.w, (1, 2))
-        own, tied, across = self.anchor.levers(self.fine, plain)
-        reach = Reach(size, plain), Reach(length, own)
-        inside = Reach(size, across), Reach(length, tied)
+        plain, reach, off = self._residual()
         loss, gradient = self.arithmetic(reach)
-        off = SAFE * self.off + self.slope_error(inside) + gamma(self.w[0].numel() + 16) * length
         n = self.x.numel() + max(self.rows.layout.lengths)
         unit = UNIT if self._format() == 0 else SINGLE
         loss = loss + SAFE * (gamma(n + 16) + 4 * unit) * self.losses.abs()
@@ -335,13 +330,28 @@ class NewtonPoint(LinearPoint):
             more = self.compressed.off(reach)
             loss = loss + gamma(self.outputs**2 + 8) * self.compressed.constant + more[0]
             gradient = gradient + more[1]
-            off = off + self.compressed.off(inside)[1]
         seen = (steepness(self.loss, self.fine) * plain.square).sqrt() / 2
         if self.anchor.own is None:
             scale = self.ridge.scale
             metric = scale.view(-1, self.outputs)[:, 0] if isinstance(scale, Tensor) else scale
             seen = torch.minimum(seen, (self.anchor.gamma.sqrt() / metric).amax(1))
         return self.ridged(loss + SAFE * off.square() / 2, gradient + SAFE * seen * off)
+
+    def excess(self) -> Tensor:
+        """Bound F̂ − F of Newton's method: how far every client's own problem is from solved."""
+        return SAFE * self._residual()[2].square() / 2
+
+    def _residual(self) -> tuple[Levers, tuple[Reach, Reach], Tensor]:
+        """Return the factors for x, how far x and w reach, and ε from above."""
+        assert self.fine is not None
+        ((size, plain),) = self.reach
+        length = norm_above(self.w, (1, 2))
+        own, tied, across = self.anchor.levers(self.fine, plain)
+        inside = Reach(size, across), Reach(length, tied)
+        off = SAFE * self.off + self.slope_error(inside) + gamma(self.w[0].numel() + 16) * length
+        if self.compressed is not None:
+            off = off + self.compressed.off(inside)[1]
+        return plain, (Reach(size, plain), Reach(length, own)), off
 
 
 class CorrectionProblem:
