@@ -22,17 +22,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from scaffpd.algorithms.evidence import (
-    FLAT,
-    INTERCEPT,
-    LARGEST,
-    ROUGH,
-    START,
-    WORTH,
-    Climb,
-    Evidence,
-    Families,
-)
+from scaffpd.algorithms.climb import LARGEST, Climb, Families
+from scaffpd.algorithms.evidence import FLAT, INTERCEPT, ROUGH, START, WORTH, Evidence
 from scaffpd.models import Linear
 from scaffpd.models.envelopes import PersonalOracle
 from scaffpd.models.execution import limit_threads, parallel_map
@@ -50,6 +41,8 @@ CLOSE = 0.1  # slope of a Newton step, in nats, at which a mode may stop
 
 class _Own(Climb):
     """The fixed points of a block's clients, each with its own variances."""
+
+    problem: Evidence
 
     def __init__(self, problem: Evidence, rows: ModeRows, block: PaddedBlock, counts: bool) -> None:
         self.rows = rows
