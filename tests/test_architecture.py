@@ -35,7 +35,7 @@ BUDGETS = {
 
 # From the bottom up. A room may import from lower floors, and from rooms before it on its own.
 FLOORS = [
-    ["errors", "fields", "numbers", "machine", "files"],
+    ["errors", "fields", "numbers", "machine", "files", "descent"],
     ["objectives", "federation", "data"],
     ["models", "privacy", "secure", "algorithms"],
     ["tasks", "data.tabular", "training"],
@@ -53,8 +53,18 @@ FORBIDDEN = {  # a method knows neither models nor runtimes; local work knows no
 # The core: what a program needs that has its data in memory. It imports the standard library,
 # these packages, and no module of ours that is not the core's.
 CORE = (
-    *("errors", "numbers", "machine", "files", "objectives", "federation", "data", "models"),
-    *("privacy", "secure", "algorithms", "tasks", "training", "pipeline", "study", "estimators"),
+    *("errors", "numbers", "machine", "files", "descent", "objectives", "federation", "data"),
+    *(
+        "models",
+        "privacy",
+        "secure",
+        "algorithms",
+        "tasks",
+        "training",
+        "pipeline",
+        "study",
+        "estimators",
+    ),
 )
 CORE_PACKAGES = {"numpy", "scipy", "torch"}
 READERS = "scaffpd.data.tabular"  # of tables from files, but for

@@ -12,6 +12,7 @@ from scipy import optimize, stats
 
 import scaffpd as sp
 from cases.refusals import refuses
+from scaffpd import descent
 from scaffpd.study import alone
 from scaffpd.study.gains import MODELS, Joining
 from scaffpd.study.joining import constants
@@ -173,7 +174,7 @@ def test_alone_finds_the_mode_and_stays_moderate_where_all_labels_are_one(loss, 
     found, gaps = alone.fit_alone(model, train)
     assert (gaps >= 0).all()
     assert (gaps < 1e-9).all()
-    monkeypatch.setattr(alone, "CLOSE", (0.1, 0.1))  # stops sooner, which the gaps say
+    monkeypatch.setattr(descent, "STEPS", 2)  # stops sooner, which the gaps say
     assert alone.fit_alone(model, train)[1].max() > 10 * gaps.max()
     assert found.shape == (3, 12 if loss == "softmax" else 6)
     output = model.outputs(found[1], train[1][0])

@@ -20,36 +20,28 @@ clients. A group whose clients do not differ ends at τ_g = 0: its coefficients 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from scaffpd.algorithms.climb import Climb, Families, Mask
+from scaffpd.descent import newton
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, Vector
 from scaffpd.federation.modes import ModesAt, ModeSpread
 
 INTERCEPT = "intercept"
 TOLERANCE = 0.02
-LIMIT = 60  # rounds of the fixed point
-# start of τ and ω, the prior of flat groups, the largest τ and ω: in units that explain about all
+# start of τ and ω, and the prior of flat groups: in units that explain about all
 START = 0.1, 1.0
 FLAT = 1e6
-LARGEST = 25.0
-NOTHING = 1e-3  # degrees of freedom below which a family that shrinks says nothing any more
 CLOSE = 0.1  # decrease of a Newton step, in nats, from which x moves together with τ and ω
-LEAST = 1e-8  # of the targets' variance: the smallest σ²
-FASTER = 5.0  # times the step of the fixed point, at most
-SLACK = 0.1  # nats that a faster step may lose before it is shortened
-JUMP = 30.0  # factor by which a variance may change in a round
 WORTH = 1.0  # nats that one more variance has to gain; where all are equal it gains ½ on average
 ROUGH = 0.1, 0.05  # nats a round at which two fits are compared: at least, and per variance
 AGAIN = 0.01  # of a group's share: where a variance starts that had shrunk to nothing
-
-Families = NDArray[np.int64]  # per feature: the number of the variance that it shares, or −1
-Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -125,21 +117,6 @@ class _Point:
     value: float
     decrease: float
     evidence: float
-
-
-@dataclass(frozen=True)
-class _Moments:
-    """Sums of squares over their variance, and degrees of freedom, of every feature.
-
-    Their difference is twice the derivative of log E in the log of the variance (at fixed
-    curvature, where the loss is not squared).
-    """
-
-    spread: Vector
-    spread_freedom: Vector
-    size: Vector
-    size_freedom: Vector
-    residual: float  # RSS/σ²
 
 
 class Evidence:
@@ -266,150 +243,63 @@ class Evidence:
 
     def mode(self, prior: Prior, x: Tensor, start: ModesAt | None, close: float = CLOSE) -> _Point:
         """Take Newton steps of x until one decreases Φ by no more than `close`."""
-        point = self.at(prior, x, start)
-        for _ in range(50):
-            if not point.decrease > close:
-                break
-            length = 1.0
-            for _ in range(20):
-                ahead = self.at(prior, point.x + length * point.step, point.question)
-                if ahead.value <= point.value - 1e-4 * length * point.decrease:
-                    break
-                length /= 2
-            point = ahead
-        return point
 
-    def moments(self, point: _Point) -> _Moments:
-        """Return what the fixed point needs, after the Newton step."""
+        def evaluate(X: Tensor) -> tuple[Tensor, _Point]:
+            point = self.at(prior, X[0], start)
+            return X.new_tensor([point.value]), point
+
+        def step(X: Tensor, point: _Point) -> tuple[Tensor, Tensor]:
+            nonlocal start
+            start = point.question
+            return -point.step[None], X.new_tensor([2 * point.decrease])
+
+        return newton(x[None], evaluate, step, 2 * close)[2]
+
+    def moments(self, point: _Point) -> tuple[Vector, Vector, Vector]:
+        """Return `size`, `freedom` and `residual` of a `Climb`, after the Newton step."""
         question = ModeSpread(point.question, point.C, point.step.flatten())
         spread = self.federation.ask(question).added("spread", self.weights).double()
         omega = self._rows(point.prior.omega)
         size = (point.x + point.step).square().sum(1) / omega
         size_freedom = self.copies * (1 - point.C.diagonal() / omega)
         left = point.value - point.decrease - float(spread[0].sum() + size.sum()) / 2
-        a, b, c, d = map(self._per_feature, (spread[0], spread[1], size, size_freedom))
-        return _Moments(a, b, c, d, 2 * left)
+        a, b, c, d = map(self._per_feature, (spread[0], size, spread[1], size_freedom))
+        return np.append(a, b)[None], np.append(c, d)[None], np.array([2 * left])
 
 
-class _Climb:
-    """The fixed point: features with the same number in a family change by the same factor.
+class _Shared(Climb):
+    """The fixed point of a federation: its τ, and then its ω, in one row."""
 
-    A feature with number −1 stays as it is, or is `tied`: τ_j or ω_j is a multiple of s.
-    """
+    problem: Evidence
+    point: _Point
 
-    def __init__(
-        self, problem: Evidence, point: _Point, families: list[Families], tied: list[Mask]
-    ) -> None:
-        self.problem = problem
-        self.point = point
-        self.families = [family.copy() for family in families]
+    def __init__(self, problem: Evidence, prior: Prior, tied: Mask) -> None:
+        super().__init__(problem, np.append(prior.tau, prior.omega)[None], np.array([prior.scale]))
         self.tied = tied
-        self.rounds = 0
+        self.vanish = np.arange(len(tied)) < len(tied) // 2
+        self.targets = problem.n * problem.copies
+        self.x = problem.zero()
+        self.question: ModesAt | None = None
 
-    def split(self, side: int, family: Families) -> _Climb:
-        """Return a copy with other families of τ (0) or ω (1), from where this one is."""
-        families = list(self.families)
-        families[side] = family
-        prior = self.point.prior
+    def split(self, side: int, single: Families) -> _Shared:
+        """Return a copy with single families of τ (0) or ω (1), from where this one is."""
+        other = copy(self)
+        own = self.vanish == (side == 0)
         if side == 0:  # what has shrunk to nothing may differ after all
-            least = np.where(family >= 0, AGAIN * self.problem.share, 0.0)
-            prior = replace(prior, tau=np.maximum(prior.tau, least))
-        x = self.point.x + self.point.step
-        point = self.problem.mode(prior, x, self.point.question)
-        other = _Climb(self.problem, point, families, self.tied)
-        other.rounds = self.rounds
-        return other
+            least = np.where(own & (single >= 0), AGAIN * np.tile(self.problem.share, 2), 0.0)
+            other.variances = np.maximum(self.variances, least)
+        return other.started(np.where(own, single, self.families))
 
-    def run(self, tol: float) -> _Moments:
-        """Update τ, ω and σ² until the evidence gains less than `tol` nats a round."""
-        before: tuple[Vector, Vector] | None = None
-        fastest = FASTER
-        best = -np.inf
-        while True:
-            found = self.problem.moments(self.point)
-            a, b = self._sums(found)
-            known = (a > 0) & (b > 0)
-            residual = np.log(np.where(known, a, 1) / np.where(known, b, 1))
-            residual[self._capped() & (residual > 0)] = 0.0
-            gain = float(np.abs((a - b) * residual).sum()) / 2 + self.point.decrease
-            if gain < tol or self.rounds == LIMIT:
-                return found
-            change = faster(residual, before, fastest)
-            prior = self._changed(change, (a < b) & (b < NOTHING))
-            x = self.point.x + self.point.step
-            self.point = self.problem.mode(prior, x, self.point.question)
-            # a flat x that rows separate is anywhere, and with it the evidence
-            if self.point.evidence < best - SLACK and not self.problem.means:
-                fastest = max(fastest / 2, 1.0)
-            best = max(best, self.point.evidence)
-            before = change, residual
-            self.rounds += 1
-
-    def _sums(self, found: _Moments) -> tuple[Vector, Vector]:
-        """Return sums of squares and degrees of freedom: families of τ, families of ω, σ²."""
-        pairs = (found.spread, found.spread_freedom), (found.size, found.size_freedom)
-        a, b = (
-            np.concatenate([_added(f, p[side]) for f, p in zip(self.families, pairs, strict=True)])
-            for side in (0, 1)
-        )
-        if not self.problem.squared:
-            return np.append(a, 1.0), np.append(b, 1.0)
-        used = found.spread_freedom.sum() + found.size_freedom.sum()
-        free = max(self.problem.n * self.problem.copies - used, 1e-9)
-        more = [
-            sum(p[side][t].sum() for t, p in zip(self.tied, pairs, strict=True)) for side in (0, 1)
-        ]
-        return np.append(a, found.residual + more[0]), np.append(b, free + more[1])
-
-    def _capped(self) -> Mask:
-        """Return which families are as large as they may be."""
-        below = 0.999 * LARGEST * self.problem.unit
-        prior = self.point.prior
-        pairs = zip(self.families, (prior.tau, prior.omega), strict=True)
-        return np.append(np.concatenate([_added(f, v < below) for f, v in pairs]) == 0, False)
-
-    def _changed(self, change: Vector, gone: Mask) -> Prior:
-        """Return the prior with every family's change; share what has shrunk to nothing."""
-        prior = self.point.prior
-        scale = prior.scale * float(np.exp(change[-1]))
-        if self.problem.squared:
-            scale = max(scale, 2 * LEAST * self.problem.noise)
-        values = []
-        for side, old in enumerate((prior.tau, prior.omega)):
-            family = self.families[side]
-            inside = family >= 0
-            place = np.where(inside, family + side * len(family), 0)
-            new = np.minimum(old * np.exp(change[place]), LARGEST * self.problem.unit)
-            new = np.where(inside, new, old)
-            new[self.tied[side]] *= scale / prior.scale
-            over = inside & gone[place]
-            if side == 0:
-                new[over] = 0.0
-            family[over] = -1
-            values.append(new)
-        return Prior(values[0], values[1], scale)
-
-
-def faster(
-    residual: Vector, before: tuple[Vector, Vector] | None, fastest: float | Vector
-) -> Vector:
-    """Return how log variances move: by their residuals log(a/b), times factors up to `fastest`.
-
-    The last changes, and the residuals `before` them, suggest these: the plain fixed point is slow
-    where clients have few rows.
-    """
-    factor = np.ones_like(residual)
-    if before is not None:
-        moved = np.abs(before[0]) > 1e-9
-        slope = (residual - before[1]) / np.where(moved, before[0], 1)
-        factor = np.where(moved, np.clip(-1 / np.minimum(slope, -0.01), 0.5, fastest), 1)
-    return np.clip(factor * residual, -np.log(JUMP), np.log(JUMP))
-
-
-def _added(family: Families, values: Vector | Mask) -> Vector:
-    """Return sums over the features of every family."""
-    total = np.bincount(family + 1, values, minlength=len(family) + 1)[1:]
-    return np.asarray(total, dtype=np.float64)
+    def answer(self) -> None:
+        """Ask the clients."""
+        tau, omega = np.split(self.variances[0], 2)
+        prior = Prior(tau, omega, float(self.scale[0]))
+        self.point = point = self.problem.mode(prior, self.x, self.question)
+        self.x = point.x + point.step
+        self.question = point.question
+        self.evidence = np.array([point.evidence])
+        self.decrease = point.decrease
+        self.size, self.freedom, self.residual = self.problem.moments(point)
 
 
 def strengths(
@@ -465,25 +355,29 @@ def climbed(
         omega = np.where(free[1], START[1] * problem.share, scale / (problem.n * given[1]))
     omega = np.minimum(np.where(free[1] & wide, np.inf, omega), FLAT * problem.unit)
     free[1] &= ~wide
-    point = problem.mode(Prior(tau, omega, scale), problem.zero(), None)
-    families = [np.where(mask, problem.joined, -1) for mask in free]
-    single = [np.where(mask, problem.own, -1) for mask in free]
-    more = [len(set(a)) - len(set(b)) for a, b in zip(single, families, strict=True)]
+    families, single = (
+        np.append(np.where(free[0], own, -1), np.where(free[1], own + len(groups), -1))[None]
+        for own in (problem.joined, problem.own)
+    )
+    more = [
+        len(np.unique(single[:, side])) - len(np.unique(families[:, side]))
+        for side in (slice(len(groups)), slice(len(groups), None))
+    ]
     rough = max(ROUGH[0], ROUGH[1] * max(more), tol)
-    best = _Climb(problem, point, families, tied)
+    best = _Shared(problem, Prior(tau, omega, scale), np.concatenate(tied)).started(families)
     if max(more) > 0:
         best.run(rough)
     for side in (1, 0):
         if more[side] > 0:
-            other = best.split(side, single[side])
+            other = best.split(side, single)
             other.run(rough)
-            if other.point.evidence - best.point.evidence > worth * more[side]:
+            if other.evidence[0] - best.evidence[0] > worth * more[side]:
                 best = other
-    found = best.run(tol)
-    return _described(problem, best, found), best.point
+    best.run(tol)
+    return _described(problem, best), best.point
 
 
-def _described(problem: Evidence, climb: _Climb, found: _Moments) -> Strengths:
+def _described(problem: Evidence, climb: _Shared) -> Strengths:
     point = climb.point
     prior = point.prior
     return Strengths(
@@ -494,7 +388,7 @@ def _described(problem: Evidence, climb: _Climb, found: _Moments) -> Strengths:
         prior.scale / (problem.n * prior.omega),
         np.divide(prior.scale, prior.tau, np.full_like(prior.tau, np.inf), where=prior.tau > 0),
         point.evidence,
-        (point.x + point.step).flatten(),
-        found.spread_freedom,
+        climb.x.flatten(),
+        climb.freedom[0, : len(problem.groups)],
         climb.rounds,
     )

@@ -20,13 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from scaffpd.descent import newton
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Restriction, Vector
 from scaffpd.federation.modes import ModesAt
 from scaffpd.models.arrays import Array
 from scaffpd.models.baseline import concordance
 from scaffpd.models.modes import ClientModes, ManyRows
-from scaffpd.models.newton import HALVINGS, NEWTON, Anchor
+from scaffpd.models.newton import Anchor
 from scaffpd.models.numerics import LEAST, SAFE, UNIT, gamma, norm_above
 from scaffpd.models.oracle import StackedDisplacements, shift, step_sizes, stepped
 from scaffpd.models.point import CLIENTS, Ridge
@@ -37,7 +38,6 @@ from scaffpd.models.weighted_loss import row_weights
 COX = "cox"
 HAZARD = "hazard"  # discrete time (`periods.py`)
 TIMES = (COX, HAZARD)  # losses of times to an event
-NEAR = 1e-9  # decrease of a Newton step, relative to the value, below which it is taken as it is
 
 
 def survival_targets(
@@ -327,40 +327,20 @@ class OwnModels:
         self.x = x
         self.S = S
         self.b = b
-        whole = torch.zeros(len(v), dtype=torch.long, device=v.device)
-        self._move(v, *self._value(v))
-        for _ in range(NEWTON):
-            step = self.near.solve(self.gradient[..., None])[..., 0]
-            slope = (self.gradient * step).sum(1)
-            small = ~(slope > NEAR * (1 + self.value.abs()))
-            # a client that is done stays where it is: its answer does not depend on the others
-            done = (whole >= 2) | (self.off == 0)
-            whole += small
-            if bool(done.all()):
-                break
-            length = torch.where(done, 0.0, 1.0)
-            for _ in range(HALVINGS):
-                v = self.v - length[:, None] * step
-                at, value = self._value(v)
-                down = done | small | (value <= self.value - 1e-4 * length * slope)
-                if bool(down.all()):
-                    break
-                length = torch.where(down, length, length / 2)
-            self._move(v, at, value)
+        self.v, self.value, self.at = newton(v, self._value, self._step)
+        self._step(self.v, self.at)
 
-    def _value(self, v: Tensor) -> tuple[PartialLikelihood, Tensor]:
+    def _value(self, v: Tensor) -> tuple[Tensor, PartialLikelihood]:
         at = self.oracle.likelihood(self.x + self.S * v)
-        return at, self.b * self.oracle.mean_loss(at) + v.square().sum(1) / 2
+        return self.b * self.oracle.mean_loss(at) + v.square().sum(1) / 2, at
 
-    def _move(self, v: Tensor, at: PartialLikelihood, value: Tensor) -> None:
-        self.v = v
-        self.at = at
-        self.value = value
-        self.slope = self.b[:, None] * self.oracle.mean_slope(self.at)
-        self.gradient = self.S * self.slope + v
-        self.off = self.gradient.norm(dim=1)
-        H = self.b[:, None, None] * self.oracle.mean_curvature(self.at)
-        self.near = ManyRows(H, self.S)
+    def _step(self, v: Tensor, at: PartialLikelihood) -> tuple[Tensor, Tensor]:
+        self.slope = self.b[:, None] * self.oracle.mean_slope(at)
+        gradient = self.S * self.slope + v
+        self.off = gradient.norm(dim=1)
+        self.near = ManyRows(self.b[:, None, None] * self.oracle.mean_curvature(at), self.S)
+        step = self.near.solve(gradient[..., None])[..., 0]
+        return step, (gradient * step).sum(1)
 
 
 class OwnCoxPoint(CoxPoint):

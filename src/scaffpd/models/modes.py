@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from scaffpd.descent import newton
 from scaffpd.federation.modes import ModesAt
 from scaffpd.federation.questions import Vectors
 from scaffpd.models.cells import Cells, along, back
@@ -28,11 +29,8 @@ from scaffpd.models.quadratic import QuadraticOracle
 from scaffpd.models.samples import CACHE, PaddedBlock, StackedSamples
 from scaffpd.models.weighted_loss import Weighted
 
-NEWTON = 50
 SMALL = 32  # columns up to which a product is faster as a whole
 THIRD = 1e-4  # step of the difference that third derivatives of a loss are taken by
-# Decrease of a Newton step, relative to the minimum, that rounding may hide.
-ROUNDING = 1e-12
 # Decrease of a Newton step, in nats a row, after which the curvature is still known.
 STALE = 1e-6
 # Numbers of all clients' matrices up to which they are stored between two questions.
@@ -195,32 +193,33 @@ class ModeRows:
         v = v.reshape(len(y), -1, self.outputs)
         scaled = A.scaled(S[0]) if isinstance(A, Cells) else A * S[:, None, :: self.coupled]
         problem = CorrectionProblem(self.loss, scaled, y, z, weight)
-        value, p = problem.value(v)
         # such a client is by itself in every block
         large = len(y) == 1 and y.shape[1] * self.rows.A.shape[1] >= CACHE
         near: ManyRows | FewRows | None = None
         if large and isinstance(before, ManyRows) and not self.loss.quadratic:
             near = ManyRows(before.H, S)
-        other = near is not None
-        known = True
-        for _ in range(NEWTON):
+        borrowed = near is not None
+        found: tuple[Tensor, Tensor, ManyRows | FewRows, Tensor, Tensor] | None = None
+
+        def step(v: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+            nonlocal near, borrowed, found
             gradient, r = problem.gradient(v, p)
-            if near is None or not known:
-                near = self.factor(A, y, weight, p, S)
-                other = False
-            step = near.solve(gradient.reshape(shape)).view(v.shape)
-            slope = (gradient * step).sum((1, 2))
-            # A client that is done stays where it is: its answer does not depend on the others.
-            done = ~(slope > close)
-            if bool(done.all()) and not other:
-                break
-            near_enough = large and not other and bool(slope <= STALE * weight.sum())
-            known = self.loss.quadratic or near_enough
-            sure = done | (slope < ROUNDING * value.abs())
-            step = torch.where(done[:, None, None], 0.0, step)
-            v, p, value = problem.descend(v, value, step, torch.where(sure, -torch.inf, slope))
-        assert near is not None
-        return Solved(v.reshape(shape), p, r, value, near, step.view(shape), slope)
+            used = self.factor(A, y, weight, p, S) if near is None else near
+            borrowed = borrowed and near is not None
+            s = used.solve(gradient.reshape(shape)).view(v.shape)
+            slope = (gradient * s).sum((1, 2))
+            lasting = large and not borrowed and bool(slope <= STALE * weight.sum())
+            near = used if lasting or self.loss.quadratic else None
+            if borrowed and not bool(slope > close):
+                return step(v, p)  # by its own curvature is a client done
+            found = v, r, used, s.view(shape), slope
+            return s, slope
+
+        v, value, p = newton(v, problem.value, step, close)
+        if found is None or found[0] is not v:
+            step(v, p)
+        assert found is not None
+        return Solved(v.reshape(shape), p, found[1], value, *found[2:])
 
     def factor(
         self, A: Tensor | Cells, y: Tensor, weight: Tensor, p: Tensor, S: Tensor

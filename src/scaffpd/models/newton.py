@@ -32,6 +32,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from scaffpd.descent import newton
 from scaffpd.errors import InputError
 from scaffpd.models.cells import Cells, along, back
 from scaffpd.models.execution import parallel_map
@@ -44,8 +45,6 @@ from scaffpd.models.samples import Levers, PaddedBlock, Reach, StackedSamples
 DENSE = 300  # most unknowns for Newton steps by Cholesky; above that, by conjugate gradients
 TOGETHER = 2**24  # numbers in the matrices of clients that are solved together
 COLUMNS = 2**24  # numbers in the products of all rows with some columns
-NEWTON = 60
-HALVINGS = 40
 
 
 @dataclass(frozen=True)
@@ -322,13 +321,8 @@ class NewtonPoint(LinearPoint):
         """
         if self.fine is None:
             return self.arithmetic(())
-        ((size, plain),) = self.reach
-        length = norm_above(self.w, (1, 2))
-        own, tied, across = self.anchor.levers(self.fine, plain)
-        reach = Reach(size, plain), Reach(length, own)
-        inside = Reach(size, across), Reach(length, tied)
+        plain, reach, off = self._residual()
         loss, gradient = self.arithmetic(reach)
-        off = SAFE * self.off + self.slope_error(inside) + gamma(self.w[0].numel() + 16) * length
         n = self.x.numel() + max(self.rows.layout.lengths)
         unit = UNIT if self._format() == 0 else SINGLE
         loss = loss + SAFE * (gamma(n + 16) + 4 * unit) * self.losses.abs()
@@ -336,13 +330,28 @@ class NewtonPoint(LinearPoint):
             more = self.compressed.off(reach)
             loss = loss + gamma(self.outputs**2 + 8) * self.compressed.constant + more[0]
             gradient = gradient + more[1]
-            off = off + self.compressed.off(inside)[1]
         seen = (steepness(self.loss, self.fine) * plain.square).sqrt() / 2
         if self.anchor.own is None:
             scale = self.ridge.scale
             metric = scale.view(-1, self.outputs)[:, 0] if isinstance(scale, Tensor) else scale
             seen = torch.minimum(seen, (self.anchor.gamma.sqrt() / metric).amax(1))
         return self.ridged(loss + SAFE * off.square() / 2, gradient + SAFE * seen * off)
+
+    def excess(self) -> Tensor:
+        """Bound F̂ − F of Newton's method: how far every client's own problem is from solved."""
+        return SAFE * self._residual()[2].square() / 2
+
+    def _residual(self) -> tuple[Levers, tuple[Reach, Reach], Tensor]:
+        """Return the factors for x, how far x and w reach, and ε from above."""
+        assert self.fine is not None
+        ((size, plain),) = self.reach
+        length = norm_above(self.w, (1, 2))
+        own, tied, across = self.anchor.levers(self.fine, plain)
+        inside = Reach(size, across), Reach(length, tied)
+        off = SAFE * self.off + self.slope_error(inside) + gamma(self.w[0].numel() + 16) * length
+        if self.compressed is not None:
+            off = off + self.compressed.off(inside)[1]
+        return plain, (Reach(size, plain), Reach(length, own)), off
 
 
 class CorrectionProblem:
@@ -368,49 +377,32 @@ class CorrectionProblem:
         return back(self.A, r) + v, r
 
     def solve(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return v, predictions, value and gradient norm, by Newton steps, halved to descend.
+        """Return v, predictions, value and gradient norm, by Newton's method.
 
-        If the predicted decrease of a step is below rounding, take it as it is; two such steps are
-        enough.
+        A problem is done, too, where the gradient is the rounding of its terms.
         """
-        assert isinstance(self.A, Tensor)
-        (value, p), epsilon = self.value(v), torch.finfo(v.dtype).eps
-        whole = torch.zeros_like(value, dtype=torch.long)
-        lengths = self.A.norm(dim=2)
-        first = None
-        for k in range(NEWTON + 1):
+        A = self.A
+        assert isinstance(A, Tensor)
+        number = torch.finfo(v.dtype)
+        lengths = A.norm(dim=2)
+        first: Tensor | None = None
+
+        def step(v: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+            nonlocal first
             gradient, r = self.gradient(v, p)
             size = gradient.flatten(1).norm(dim=1)
             terms = (lengths * r.norm(dim=2)).sum(1) + v.flatten(1).norm(dim=1)
-            if k == NEWTON or bool(
-                ((size <= epsilon * terms) | (whole >= 2) | ~torch.isfinite(size)).all()
-            ):
-                break
+            going = (size > number.eps * terms) & torch.isfinite(size)
+            if not bool(going.any()):
+                return v, torch.zeros_like(size)
             first = size if first is None else first
-            goal = (size / first.clamp_min(torch.finfo(v.dtype).tiny)).clamp(1e-10, 0.1)[
-                :, None, None, None
-            ]
-            bowl = LossHessian(self.loss, self.A, self.y, p, self.weight)
-            step = bowl.solver(goal=goal)(gradient[..., None])[..., 0]
-            slope = (gradient * step).sum((1, 2))
-            near = slope <= max(1e-9, 100 * epsilon) * (1 + value.abs())
-            whole += near
-            v, p, value = self.descend(v, value, step, torch.where(near, -torch.inf, slope))
-        return v, p, value, size
+            goal = (size / first.clamp_min(number.tiny)).clamp(1e-10, 0.1)
+            bowl = LossHessian(self.loss, A, self.y, p, self.weight)
+            s = bowl.solver(goal=goal[:, None, None, None])(gradient[..., None])[..., 0]
+            return s, torch.where(going, (gradient * s).sum((1, 2)), 0.0)
 
-    def descend(
-        self, v: Tensor, value: Tensor, step: Tensor, slope: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return v, predictions and value after a step, halved until it descends."""
-        length = torch.ones_like(value)
-        for _ in range(HALVINGS):
-            ahead = v - length[:, None, None] * step
-            new, p = self.value(ahead)
-            descends = new <= value - 1e-4 * length * slope
-            if bool(descends.all()):
-                break
-            length = torch.where(descends, length, length / 2)
-        return ahead, p, new
+        v, value, p = newton(v, self.value, step)
+        return v, p, value, self.gradient(v, p)[0].flatten(1).norm(dim=1)
 
 
 def portions(rows: StackedSamples, unknowns: int) -> list[PaddedBlock]:

@@ -14,217 +14,96 @@ one label only does not know that there is no other.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import replace
+from typing import Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from scaffpd.algorithms.evidence import (
-    FASTER,
-    FLAT,
-    INTERCEPT,
-    LARGEST,
-    LEAST,
-    LIMIT,
-    NOTHING,
-    ROUGH,
-    SLACK,
-    START,
-    WORTH,
-    Evidence,
-    faster,
-)
+from scaffpd.algorithms.climb import LARGEST, Climb, Families
+from scaffpd.algorithms.evidence import FLAT, INTERCEPT, ROUGH, START, WORTH, Evidence
 from scaffpd.models import Linear
+from scaffpd.models.envelopes import PersonalOracle
 from scaffpd.models.execution import limit_threads, parallel_map
 from scaffpd.models.glm import LinearOracle
-from scaffpd.models.modes import ModeRows, Solved
-from scaffpd.models.newton import portions
+from scaffpd.models.modes import ModeRows
+from scaffpd.models.newton import Anchor, NewtonPoint, portions
+from scaffpd.models.point import Ridge
 from scaffpd.models.samples import PaddedBlock
 from scaffpd.training.cohort import Cohort, Pair
 from scaffpd.training.settling import groups_of
 
 Array = NDArray[np.float64]
-Families = NDArray[np.int64]
-CLOSE = 0.1, 1e-12  # slope of a Newton step, in nats, while strengths are sought and at the end
+CLOSE = 0.1  # slope of a Newton step, in nats, at which a mode may stop
 
 
-@dataclass
-class _Fit:
-    """Where the clients of a block are: variances per feature, s_i, and what follows from them."""
+class _Own(Climb):
+    """The fixed points of a block's clients, each with its own variances."""
 
-    omega: Array  # (n, features)
-    scale: Array  # (n,)
-    v: Tensor  # (n, q, copies)
-    evidence: Array  # (n,)
-
-
-class _Block:
-    """Clients of a block, each with its own evidence."""
+    problem: Evidence
 
     def __init__(self, problem: Evidence, rows: ModeRows, block: PaddedBlock, counts: bool) -> None:
-        self.problem = problem
         self.rows = rows
         self.who = block.clients
         self.samples, self.y, self.weight = rows.of(block)
-        self.A = (
-            self.samples if isinstance(self.samples, Tensor) else rows.rows.of(block)[0].double()
-        )
         self.n = rows.sizes[self.who].numpy(force=True)
         wide = np.array(problem.groups) == INTERCEPT
         intercept = FLAT if problem.squared else LARGEST if counts else START[1]
         omega = np.where(wide, intercept * problem.unit, START[1] * problem.share)
         shape = len(self.who), len(problem.groups)
-        self.families = [
-            np.broadcast_to(np.where(wide, -1, family), shape)
-            for family in (problem.joined, problem.own)
-        ]
+        self.joined, self.single = (
+            np.broadcast_to(np.where(wide, -1, own), shape) for own in (problem.joined, problem.own)
+        )
         scale = np.full(len(self.who), 2 * problem.noise if problem.squared else 1.0)
-        v = self.weight.new_zeros(len(self.who), len(problem.groups) * rows.coupled, problem.copies)
-        self.start = _Fit(np.tile(omega, (len(self.who), 1)), scale, v, np.empty(0))
+        super().__init__(problem, np.tile(omega, (len(self.who), 1)), scale)
+        self.targets = self.n * problem.copies
+        self.u = self.weight.new_zeros(len(self.who), shape[1] * rows.coupled, problem.copies)
 
-    def models(self) -> tuple[Tensor, Tensor]:
-        """Return the clients' coefficients, (n, d), and what is proven of them.
-
-        In v, what is minimised is strongly convex with modulus 1: its gap is ‖∇‖²/2 at most. Of the
-        mean loss it is that times s_i/n_i. Rounding is bounded by γ = ε·(terms of a sum).
-        """
-        common, single = self.families
-        more = len(np.unique(single)) - len(np.unique(common))
+    def chosen(self) -> Self:
+        """Find all variances: one for all groups, or one per group where that is worth it."""
+        more = len(np.unique(self.single)) - len(np.unique(self.joined))
         rough = max(ROUGH[0], ROUGH[1] * more)
-        fit = self._climbed(self.start, common, rough)
+        self.started(self.joined).run(rough)
         if more:
-            other = self._climbed(fit, single, rough)
-            gains = other.evidence - fit.evidence > WORTH * more
-            fit = _chosen(gains, other, fit)
-            fit = self._climbed(fit, np.where(gains[:, None], single, common), ROUGH[0])
-        end = self._solved(fit, CLOSE[1])
-        u, gap = self._proven(fit, end)
-        gap[end.slope > CLOSE[1]] = torch.inf  # r is of the step before
-        return u, gap
+            other = copy(self).started(self.single)
+            other.run(rough)
+            gains = other.evidence - self.evidence > WORTH * more
+            self.variances = np.where(gains[:, None], other.variances, self.variances)
+            self.scale = np.where(gains, other.scale, self.scale)
+            self.u[gains] = other.u[gains]
+            self.started(np.where(gains[:, None], self.single, self.joined)).run(ROUGH[0])
+        return self
 
-    def _proven(self, fit: _Fit, end: Solved) -> tuple[Tensor, Tensor]:
-        S = self._deviations(fit)
-        u = S[..., None] * end.v
-        pull = (self.A.mT @ end.r).view_as(u)
-        each = u.abs().view(len(u), self.A.shape[2], -1)
-        size = self.y.abs().reshape(*self.y.shape[:2], -1).amax(2, keepdim=True)
-        reach = (self.A.abs() @ each + 1) * (size + 1)
-        scale = torch.from_numpy(fit.scale).to(u)
-        error = self.A.abs().mT @ (end.r.abs() + (self.weight / scale[:, None])[..., None] * reach)
-        terms = 8 * torch.finfo(u.dtype).eps * (torch.from_numpy(self.n).to(u) + len(S[0]))
-        slack = S[..., None] * error.view_as(u) + end.v.abs()
-        norm = (S[..., None] * pull + end.v).flatten(1).norm(dim=1)
-        gap = (norm + terms * slack.flatten(1).norm(dim=1)).square() / 2
-        return u.flatten(1), gap * scale / torch.from_numpy(self.n).to(u)
+    def started(self, families: Families) -> Self:
+        """Begin with other families, and all rounds."""
+        self.rounds = 0
+        return super().started(families)
 
-    def _deviations(self, fit: _Fit) -> Tensor:
-        return (
-            torch.from_numpy(np.sqrt(fit.omega))
-            .to(self.weight)
-            .repeat_interleave(self.rows.coupled, 1)
-        )
-
-    def _solved(self, fit: _Fit, close: float) -> Solved:
-        weight = self.weight / torch.from_numpy(fit.scale).to(self.weight)[:, None]
+    def answer(self) -> None:
+        """Take one more Newton step from near the modes, as the evidence counts it."""
+        copies = self.problem.copies
+        scale = torch.from_numpy(self.scale).to(self.weight)
+        S = torch.from_numpy(np.sqrt(self.variances)).to(scale)
+        S = S.repeat_interleave(self.rows.coupled, 1)
+        weight = self.weight / scale[:, None]
         z = weight.new_zeros(*weight.shape, self.rows.outputs)
-        return self.rows.solve(
-            (self.samples, self.y, weight), z, self._deviations(fit), fit.v, close
-        )
-
-    def _climbed(self, start: _Fit, families: Families, tol: float) -> _Fit:
-        """Update ω_i and σ_i² until a client's evidence gains less than `tol` nats a round."""
-        fit = start
-        families = families.copy()
-        before: tuple[Array, Array] | None = None
-        fastest = np.full((len(self.n), 1), FASTER)
-        best = np.full(len(self.n), -np.inf)
-        for _ in range(LIMIT):
-            fit, a, b = self._moments(fit, families)
-            known = (a > 0) & (b > 0)
-            residual = np.log(np.where(known, a, 1) / np.where(known, b, 1))
-            residual[self._capped(fit, families) & (residual > 0)] = 0.0
-            active = np.abs((a - b) * residual).sum(1) / 2 >= tol
-            if not active.any():
-                break
-            fastest[fit.evidence < best - SLACK] /= 2
-            best = np.maximum(best, fit.evidence)
-            change = faster(residual, before, np.maximum(fastest, 1.0)) * active[:, None]
-            before = change, residual
-            fit = self._changed(fit, families, change)
-            gone = (a < b) & (b < NOTHING) & active[:, None]
-            families[(families >= 0) & np.take_along_axis(gone, families, 1)] = -1
-        return fit
-
-    def _moments(self, fit: _Fit, families: Families) -> tuple[_Fit, Array, Array]:
-        """Return the fit at its modes, with sums of squares and degrees of freedom: ω, then σ²."""
-        problem = self.problem
-        found = self._solved(fit, CLOSE[0])
+        samples = self.samples, self.y, weight
+        found = self.rows.solve(samples, z, S, self.u / S[..., None], CLOSE)
         v = found.v - found.step
-        L = found.near.L.diagonal(dim1=1, dim2=2)
-        inside = problem.copies * L.log().sum(1)
-        rest = self.rows.rest[self.who] / torch.from_numpy(fit.scale).to(self.weight)
-        value = found.value - found.slope / 2 + rest
+        self.u = S[..., None] * v
+        inside = copies * found.near.L.diagonal(dim1=1, dim2=2).log().sum(1)
+        value = found.value - found.slope / 2 + self.rows.rest[self.who] / scale
         size = v.square().sum(2)
-        freedom = problem.copies * found.near.freedom
-        left = 2 * value - size.sum(1)
-        each, free = (
+        self.residual = (2 * value - size.sum(1)).numpy(force=True)
+        self.size, self.freedom = (
             part.view(len(self.n), -1, self.rows.coupled).sum(2).numpy(force=True)
-            for part in (size, freedom)
+            for part in (size, copies * found.near.freedom)
         )
-        evidence = -(value + inside).numpy(force=True)
-        a, b = (_added(families, part) for part in (each, free))
-        if problem.squared:
-            rows = self.n * problem.copies
-            evidence -= rows / 2 * np.log(np.pi * fit.scale)
-            a[:, -1] = left.numpy(force=True)
-            b[:, -1] = np.maximum(rows - free.sum(1), 1e-9)
-        return _Fit(fit.omega, fit.scale, v, evidence), a, b
-
-    def _capped(self, fit: _Fit, families: Families) -> NDArray[np.bool_]:
-        """Return which families are as large as they may be."""
-        below = fit.omega < 0.999 * LARGEST * self.problem.unit
-        full: NDArray[np.bool_] = _added(families, below) == 0
-        full[:, -1] = False
-        return full
-
-    def _changed(self, fit: _Fit, families: Families, change: Array) -> _Fit:
-        problem = self.problem
-        factor = np.where(families >= 0, np.take_along_axis(change, families, 1), 0.0)
-        omega = np.where(
-            families >= 0,
-            np.minimum(fit.omega * np.exp(factor), LARGEST * problem.unit),
-            fit.omega,
-        )
-        scale = fit.scale * np.exp(change[:, -1])
-        if problem.squared:
-            scale = np.maximum(scale, 2 * LEAST * problem.noise)
-        near = torch.from_numpy(np.sqrt(fit.omega / omega)).to(self.weight)
-        v = fit.v * near.repeat_interleave(self.rows.coupled, 1)[..., None]  # the same u_i
-        return _Fit(omega, scale, v, fit.evidence)
-
-
-def _added(families: Families, values: Array | NDArray[np.bool_]) -> Array:
-    """Return every client's sums over its families, and a last column for σ²."""
-    n, features = families.shape
-    total = np.zeros((n, features + 1))
-    place = np.where(families >= 0, families, features)
-    np.add.at(total, (np.arange(n)[:, None], place), values)
-    total[:, -1] = 0.0
-    return total
-
-
-def _chosen(which: NDArray[np.bool_], one: _Fit, other: _Fit) -> _Fit:
-    """Take the first for some clients, and the second for the others."""
-    column = which[:, None]
-    chosen = torch.from_numpy(column[..., None]).to(one.v.device)
-    return _Fit(
-        np.where(column, one.omega, other.omega),
-        np.where(which, one.scale, other.scale),
-        torch.where(chosen, one.v, other.v),
-        np.where(which, one.evidence, other.evidence),
-    )
+        self.evidence = -(value + inside).numpy(force=True)
+        if self.problem.squared:
+            self.evidence -= self.targets / 2 * np.log(np.pi * self.scale)
 
 
 def fit_alone(model: Linear, pairs: Sequence[Pair]) -> tuple[Array, Array]:
@@ -235,17 +114,22 @@ def fit_alone(model: Linear, pairs: Sequence[Pair]) -> tuple[Array, Array]:
     cohort = Cohort(pairs, replace(model, l2=1.0), settle=False)
     inner = cohort.channel.train.oracle
     assert isinstance(inner, LinearOracle)
-    features = cohort.channel.train.shape[0]
+    width = cohort.channel.train.shape[0]
     with limit_threads(inner.rows.A.numel()):
-        problem = Evidence(cohort, groups_of(model, features), model.loss)
+        problem = Evidence(cohort, groups_of(model, width), model.loss)
         rows = ModeRows(inner, problem.coupled)
-        found = problem.zero().new_empty(len(cohort.names), len(inner.start()))
-        gaps = found.new_empty(len(found))
+        omega = problem.zero().new_empty(len(cohort.names), len(problem.groups))
+        scale = omega.new_empty(len(omega))
 
         def work(block: PaddedBlock) -> None:
-            fit = _Block(problem, rows, block, model.uneven)
-            found[block.clients], gaps[block.clients] = fit.models()
+            fit = _Own(problem, rows, block, model.uneven).chosen()
+            omega[block.clients], scale[block.clients] = (
+                torch.from_numpy(found).to(omega) for found in (fit.variances, fit.scale)
+            )
 
-        width = len(problem.groups) * problem.coupled
-        parallel_map(work, portions(rows.rows, width), found.device)
-    return found.numpy(force=True), gaps.numpy(force=True)
+        blocks = portions(rows.rows, len(problem.groups) * problem.coupled)
+        parallel_map(work, blocks, omega.device)
+        anchor = Anchor((scale / rows.sizes)[:, None] / omega)
+        point = PersonalOracle(inner, Ridge(0.0), anchor).evaluate(inner.start())
+        assert isinstance(point, NewtonPoint)
+        return point.models().numpy(force=True), point.excess().numpy(force=True)
