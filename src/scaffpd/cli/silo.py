@@ -175,10 +175,12 @@ def agree(file: Path, grant: str, revoke: str, as_json: bool) -> None:
     if wanted:
         matching = [digest for digest in documents if digest.startswith(wanted.lower())]
         if len(matching) != 1:
-            names = ", ".join(matching or (digest[:SHOWN] for digest in documents))
+            names = ", ".join(digest[:SHOWN] for digest in matching or documents)
             raise InputError(
                 "no-such-agreement",
-                f"{wanted!r} does not name a single agreement: {names or 'none has arrived'}.",
+                f"{len(matching) or 'No'} agreement{'s' * (len(matching) > 1)} "
+                f"begin{'s' * (len(matching) < 2)} with {wanted!r}: "
+                f"there are {names or 'none yet'}.",
             )
         records.note(GRANTED if grant else REVOKED, matching[0], by=_account())
         known = records.known()

@@ -19,6 +19,7 @@ from scaffpd.deploy.records import GRANTED
 from scaffpd.deploy.silo import Silo
 from scaffpd.errors import InputError
 from scaffpd.run.settings.federation import FederationFile
+from scaffpd.secure.aggregation import colluding_of
 
 HOST = "localhost"
 
@@ -48,6 +49,7 @@ def agree_for_all(file: FederationFile, places: Mapping[str, Path]) -> None:
 def provision(file: FederationFile, address: tuple[str, int], renew: bool = False) -> None:
     """Make keys and startup kits for a federation whose silos see its server at an address."""
     check_installed()
+    colluding_of(len(file.silos), file.colluding)  # before anybody gets a kit that is of no use
     from scaffpd.deploy.flare.provision import FlareProject, write_parts
 
     write_parts(FlareProject(file.name, list(file.silos), *address), file.path.parent, renew)
