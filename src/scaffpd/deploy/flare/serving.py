@@ -103,8 +103,8 @@ def checked_kit(file: Path) -> Path:
     if not (kit / STARTUP).is_dir():
         raise InputError(
             "no-startup-kit",
-            f"There is no startup kit in {str(kit)!r}: the coordinator's `scaffpd deploy provision` "
-            "makes it.",
+            f"There is no startup kit in {str(kit)!r}: the coordinator's `scaffpd deploy "
+            "provision` makes it.",
         )
     start, end = validity(kit)
     now = datetime.now(UTC)
