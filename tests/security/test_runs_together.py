@@ -52,7 +52,7 @@ def test_agreements_with_other_weightings_of_the_same_rows(tmp_path, fake_clock)
 
 def test_two_objectives_of_four_silos_and_no_third(tmp_path):
     ledger = TableLedger(tmp_path / "ledger")
-    ledger.take("")
+    ledger.take()
     who = Entrant("run", "silo", "members", "rows")
 
     def journal(objective):
@@ -72,11 +72,11 @@ def test_two_objectives_of_four_silos_and_no_third(tmp_path):
         ledger.write(who, found["a"].weightings.new)
     ledger.leave()
     ledger = TableLedger(tmp_path / "ledger")
-    ledger.take(ledger.link)
+    ledger.take(lambda: ledger.link)
     counted = {
         "rows": [],  # other rows
         "run": [1, 2, 3],
-        "members": [],  # a person's decision
+        "members": [1, 2, 3],  # sums are a person's decision, objectives are not
         "silo": [1, 2, 3],  # with another key, whoever the members are
     }
     for name, found in counted.items():
@@ -84,6 +84,7 @@ def test_two_objectives_of_four_silos_and_no_third(tmp_path):
         objectives = {own for place, own in ledger.weightings(other) if place == OBJECTIVE}
         assert len(objectives) == len(found), name
     assert len(ledger.weightings(replace(who, silo="other", members="other"))) == 6
+    assert len(ledger.weightings(replace(who, members="other"))) == 3
     ledger.leave()
 
 
@@ -134,7 +135,7 @@ def counts_of(place, document):
     file = SiloFile.read(place)
     terms = document.terms(place)
     ledger = TableLedger(file.ledger)
-    ledger.take("")
+    ledger.take()
     rows = SiloRows(file, document, terms, ledger)
     noise = CountNoise(document.values["noise"]["counts"], terms.numbers, len(terms.silos))
     found = []

@@ -186,19 +186,30 @@ class Agreement:
         """Say whose gradient this run shows together with one that had other members."""
         if self.values["noise"]:
             return []
-        now = self.values["terms"]["silos"]
+        now = self.values["keys"]
         lines = []
         for digest, document in earlier.items():
-            before = document["terms"]["silos"]
-            others = [name for name in (*before, *now) if (name in before) != (name in now)]
-            if others and not document["noise"]:
-                whose = f"the gradient of silo {others[0]!r}"
-                if len(others) > 1:
-                    whose = f"the gradients of {', '.join(map(repr, others))}, added up,"
-                lines.append(
-                    f"Agreement {digest[:12]} had other members: whoever took part in both can "
-                    f"compute {whose} at the model's own start, the difference of two sums."
-                )
+            before = document["keys"]
+            others = [
+                f"{name!r} (with another key)" if name in before and name in now else repr(name)
+                for name in {**before, **now}
+                if before.get(name) != now.get(name)
+            ]
+            if not others or document["noise"]:
+                continue
+            had = "other members"
+            whose = f"the gradient of silo {others[0]}"
+            if len(others) > 1:
+                whose = f"the gradients of {', '.join(others)}, added up,"
+            why = ", the difference of two sums"
+            if _weighing(document) != _weighing(self.values):
+                had = "other members, and another objective"
+                whose = "every single gradient, this silo's included,"
+                why = ": sums with other weights can be solved for it"
+            lines.append(
+                f"Agreement {digest[:12]} had {had}: whoever took part in both can compute {whose} "
+                f"at the model's own start{why}."
+            )
         return lines
 
     def summary(self, file: SiloFile, earlier: Mapping[str, Json]) -> Json:
@@ -219,6 +230,12 @@ class Agreement:
             "code": _code(terms, file),
             "leaves": [*leaves(terms), *self.with_others(earlier), *changed],
         }
+
+
+def _weighing(document: Json) -> object:
+    """Return what weights follow from: the objective, or else the method."""
+    terms = document["terms"]
+    return terms.get("objective", terms.get("algorithm"))
 
 
 def _text(values: object) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from scaffpd.data.tabular.columns import (
     FeatureTable,
     Matrix,
     array_block,
+    spelt,
 )
 from scaffpd.data.tabular.encode import ClientRows, target
 from scaffpd.data.tabular.formats import entry_table, entry_target, open_table
@@ -50,11 +52,14 @@ class Wanted(NamedTuple):
 
 
 ANYTHING = Wanted()
+TRUTHS = {"true": "1", "false": "0"}  # files of other formats have numbers instead
 
 
 @dataclass(frozen=True)
 class Dataset(ClientRows):
     """All rows of a silo that have a target."""
+
+    goal: DataColumn = field(kw_only=True, repr=False)  # as it is read with nothing agreed
 
     @classmethod
     def read(cls, file: SiloFile, secret: bytes, wanted: Wanted = ANYTHING) -> Dataset:
@@ -77,6 +82,7 @@ class Dataset(ClientRows):
             raise InputError("task-not-agreed", f"{owner} has {has}, unlike the agreement.")
         opened = open_table(source.file)
         needed = dict(zip(goals, ("target",) if task is None else task.roles, strict=False))
+        whole, _ = read_columns(opened, goals, (), needed, source.decimal, source.missing)
         names = wanted.columns or [name for name in opened.names if name not in needed]
         found, dropped = read_columns(
             opened,
@@ -93,7 +99,7 @@ class Dataset(ClientRows):
             goal, extra = survived(goal, more[0], more[1] if more[1:] else None, [])
             extra = (*extra, np.zeros(len(goal.values)))[:2]  # on its own clock, from zero on
         goal_read = target(owner, goal, task)
-        return _split(file, secret, features, goal_read, sum(dropped.values()), extra)
+        return _split(file, secret, features, goal_read, whole[0], sum(dropped.values()), extra)
 
     def check(self, limits: SiloLimits) -> None:
         """Refuse to take part with too few rows: sums over few rows reveal much about each."""
@@ -119,9 +125,17 @@ class Dataset(ClientRows):
         return hashlib.sha256(salt + content).hexdigest()
 
     def marks(self, secret: bytes) -> bytes:
-        """Return what names the rows, whatever columns are read and rows held out: targets."""
-        found = row_marks(FeatureTable(len(self.held)), self.target, secret)
-        return np.sort(found).tobytes()
+        """Return what names the rows, whatever an agreement has read of them or how: targets.
+
+        Labels or numbers, columns and held-out rows are the document's choice, and the same rows
+        under another choice have the same gradients.
+        """
+        found = Counter[str]()
+        distinct, counts = np.unique(self.goal.values, return_counts=True)
+        for value, count in zip(distinct.tolist(), counts.tolist(), strict=True):
+            text = self.goal.categories[value] if self.goal.kind == CATEGORY else spelt(value)
+            found[TRUTHS.get(text.lower(), text)] += count
+        return hashlib.blake2b(repr(sorted(found.items())).encode(), key=secret).digest()
 
 
 def row_marks(
@@ -189,8 +203,9 @@ def _from_entry(file: SiloFile, secret: bytes, wanted: Wanted, X: Any, y: Any) -
     there = ~goal.missing
     if not there.any():
         raise InputError("no-targets", f"{owner} has no row with a target.")
-    read = target(owner, goal.take(there), wanted.task)
-    return _split(file, secret, features.take(there), read, int((~there).sum()))
+    goal = goal.take(there)
+    read = target(owner, goal, wanted.task)
+    return _split(file, secret, features.take(there), read, goal, int((~there).sum()))
 
 
 def _split(
@@ -198,6 +213,7 @@ def _split(
     secret: bytes,
     features: FeatureTable,
     goal: Target,
+    whole: DataColumn,
     dropped: int,
     extra: tuple[Matrix, ...] = (),
 ) -> Dataset:
@@ -208,7 +224,7 @@ def _split(
     held = marks < np.uint64(int(file.data.test * 2**64))
     if held.all():
         raise InputError("no-training-rows", f"Silo {file.name!r} has no training rows.")
-    return Dataset(file.name, features, goal, held, dropped, extra=extra)
+    return Dataset(file.name, features, goal, held, dropped, extra=extra, goal=whole)
 
 
 def predict(data: Dataset, x: Array, setup: Setup) -> dict[str, list[Any]]:

@@ -6,7 +6,8 @@ runs over the table holds the lock from the first look at the ledger to the end 
 kernel frees it if the process dies: two runs that count at the same time would both count too few.
 
 Before every post the file has to be the one that this run has read and written. That a whole ledger
-is an older one shows at the next run: every silo has noted the last link in its own records.
+is an older one shows at the next run: every silo notes the last link in its own folder, in its
+records as a run begins and ends, and in a small file with every line that it adds.
 
 Noise comes from the operating system, and neither it nor what it is drawn from is ever stored: a
 question that is repeated after a restart is another release. Counts for curves are stored with
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -27,8 +28,9 @@ from filelock import FileLock, Timeout
 from scaffpd.deploy.deployed_run import GLANCE
 from scaffpd.deploy.linked import LINK, LinkedLines, link_of
 from scaffpd.deploy.messages import Json
+from scaffpd.deploy.transcript import OBJECTIVE
 from scaffpd.errors import InputError
-from scaffpd.files import LOCK_NAME, load_or_create
+from scaffpd.files import LOCK_NAME, load_or_create, write_file
 from scaffpd.privacy.accountant import Account, ReleaseEntry
 from scaffpd.secure.keys import derived
 
@@ -44,7 +46,7 @@ class Entrant:
     Attributes:
         run: hash of the agreement.
         silo: fingerprint of the silo's key.
-        members: names the members of the run.
+        members: names the keys of the run's members.
         rows: names the rows.
     """
 
@@ -59,10 +61,12 @@ class TableLedger:
 
     Args:
         folder: where both are.
+        noted: the silo's own file with the last link that it has written; by default none.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, noted: Path | None = None) -> None:
         self.folder = folder
+        self._noted = noted
         self.link = ""  # of the last line
         self.secret = b""  # keys the marks that name rows: those of a silo differ between silos
         self._file = folder / "ledger.jsonl"
@@ -72,8 +76,11 @@ class TableLedger:
         self._entries: list[Json] = []
         self._seen: tuple[int, ...] = ()
 
-    def take(self, noted: str) -> None:
-        """Hold the table for a run, and read its ledger; refuse if it lacks a link noted before."""
+    def take(self, noted: Callable[[], str] = str) -> None:
+        """Hold the table for a run, and read its ledger; refuse if it lacks a link noted before.
+
+        What is `noted` in the silo's records is looked up once nobody else runs over the table.
+        """
         try:
             self.folder.mkdir(mode=0o700, exist_ok=True)
             self._lock.acquire()
@@ -88,7 +95,7 @@ class TableLedger:
                 "folder in data.ledger.",
             ) from None
         try:
-            self._read(noted)
+            self._read({noted(), self._last_written()})
         except BaseException:
             self.leave()
             raise
@@ -104,7 +111,10 @@ class TableLedger:
     def __exit__(self, *_: object) -> None:
         self.leave()
 
-    def _read(self, noted: str) -> None:
+    def _last_written(self) -> str:
+        return self._noted.read_text() if self._noted and self._noted.exists() else ""
+
+    def _read(self, noted: set[str]) -> None:
         self.secret = load_or_create(self.folder / "secret.key")
         self._file.touch(0o600)
         self._seen = self._state()
@@ -112,7 +122,7 @@ class TableLedger:
         self._lines = LinkedLines(self._file, derived(self.secret, b"ledger").hex())
         self._entries = self._chain()
         self.link = self._entries[-1][LINK] if self._entries else self._lines.first
-        if noted not in ("", self._lines.first, *(line[LINK] for line in self._entries)):
+        if not noted <= {"", self._lines.first, *(line[LINK] for line in self._entries)}:
             log.error("The ledger %s has gone back in time.", self.folder)
             raise InputError(
                 "ledger-went-back",
@@ -181,19 +191,22 @@ class TableLedger:
         self.link = link
         self._entries.append({**line, LINK: link})
         self._seen = self._state()
+        if self._noted is not None:
+            write_file(self._noted, link)
 
     def weightings(self, who: Entrant) -> list[tuple[str, str]]:
         """Return places, and weightings there, that count for a run over these rows.
 
-        Under one key other members are a person's decision, who has read whose gradient that shows.
-        Another key of the same rows may be that of the same members, whatever they are called.
+        Under one key other members are a person's decision, who has read whose gradient that shows;
+        objectives count all the same, as a second one would show every gradient. Another key of the
+        same rows may be that of the same members.
         """
         return [
             (place, found)
             for line in self._entries
             if line["rows"] == who.rows
-            and (line["members"] == who.members or line["silo"] != who.silo)
             for place, found in line["weightings"]
+            if place == OBJECTIVE or line["members"] == who.members or line["silo"] != who.silo
         ]
 
     def others(self, silo: str) -> bool:

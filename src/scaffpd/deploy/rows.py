@@ -57,7 +57,7 @@ class SiloRows:
         self.entrant = Entrant(
             agreement.digest.hex(),
             self.cards[file.name].fingerprint,
-            digest(*sorted(self.cards)).hex(),
+            digest(*sorted(card.fingerprint for card in self.cards.values())).hex(),
             rows.hex(),
         )
         self.weightings = Weightings()

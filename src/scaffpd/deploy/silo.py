@@ -115,17 +115,21 @@ class Silo:
         run = agreement.digest.hex()
         agreement.check(self.file, self.identity.card)
         known = self.records.known()
-        terms = self._allowed(agreement, known, bool(agreement.with_others(known.begun)))
+        self._allowed(agreement, known, bool(agreement.with_others(known.begun)))
+        terms = agreement.settled(self.file)
         if run == self._run_name:
             self.close()
-        ledger = TableLedger(self.file.ledger)
+        ledger = TableLedger(self.file.ledger, self.file.noted)
         try:
-            ledger.take(self.records.ledger())
+            ledger.take(self.records.ledger)
         except InputError as error:
             raise _public(error) from None
         try:
-            if not agreement.values["noise"] and ledger.others(self.identity.card.fingerprint):
-                self._allowed(agreement, known, others=True)
+            # another run of this silo may have begun, and ended, while this one waited
+            known = self.records.known()
+            foreign = ledger.others(self.identity.card.fingerprint)
+            others = bool(agreement.with_others(known.begun))
+            self._allowed(agreement, known, others or (foreign and not agreement.values["noise"]))
             self.records.begin(run, agreement.values, self.file.limits.runs, ledger.link)
             self._run_name = run
             self._epoch = str(asked.values.get("epoch"))
@@ -136,8 +140,8 @@ class Silo:
             ledger.leave()
             raise
 
-    def _allowed(self, agreement: Agreement, known: Known, others: bool) -> FederationTerms:
-        """Return the terms that the operator has agreed to, with own code; else note the wish."""
+    def _allowed(self, agreement: Agreement, known: Known, others: bool) -> None:
+        """Refuse what the operator has not agreed to, and note the wish."""
         run = agreement.digest.hex()
         try:
             allowed(self.file, known.granted.get(run), others)
@@ -145,7 +149,6 @@ class Silo:
             if error.code == AWAITED:
                 self.records.ask(run, agreement.values)
             raise
-        return agreement.settled(self.file)
 
     def _read(self, document: object) -> Agreement:
         """Read an agreement; almost whatever is wrong with it has one code."""

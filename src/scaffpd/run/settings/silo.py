@@ -149,6 +149,11 @@ class SiloFile(SettingsTable):
         table = self.data.file.resolve()
         return table.with_name(f".{table.name}.scaffpd")
 
+    @property
+    def noted(self) -> Path:
+        """The last link that this silo has written to the ledger."""
+        return self.folder / "ledger.link"
+
     def run(self, digest: str) -> Path:
-        """The folder of a run under an agreement."""
-        return self.folder / "runs" / digest[:16]
+        """The folder of a run under an agreement: two of them never share one."""
+        return self.folder / "runs" / digest
