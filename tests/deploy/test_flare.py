@@ -302,7 +302,7 @@ def in_a_fork(command, cwd, **_):
 
 def test_provisioning_gives_every_part_its_own_keys_and_nobody_elses(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(provision.subprocess, "run", in_a_fork)
-    path, places = federation(tmp_path / "f", 2)
+    path, places = federation(tmp_path / "f", 3)
     places["va"].unlink()  # its operator gets one to fill in
     home = path.parent
     assert cli.run(["deploy", "provision", str(path)]) == 0

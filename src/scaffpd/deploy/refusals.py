@@ -69,7 +69,8 @@ SENTENCES = {
     "ledger-changed": "The ledger of this silo's table was changed or removed: its operator has to "
     "bring back the newest copy.",
     "ledger-went-back": "The ledger of this silo's table lacks what the silo has noted of it: its "
-    "operator has to bring back the newest copy.",
+    "operator has to bring back the newest copy, or, of a table in a new file, name the ledger's "
+    "folder in data.ledger.",
     "model-too-large": "The exchanges of this model are too large: use a smaller one.",
     "privacy-budget": "The privacy budget of this silo's rows does not allow this answer.",
     "rows-changed": "The rows of a silo are not those that this run began with: changed rows need "
