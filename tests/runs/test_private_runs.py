@@ -113,19 +113,11 @@ def test_an_interrupted_run_goes_on_with_the_same_noise_and_the_same_account(tmp
     assert spent(tmp_path / "b").epsilon == late
 
 
-@pytest.mark.long
-def test_minibatches_are_accounted_for_client_by_client(tmp_path):
+def test_minibatches_are_refused_before_any_work(tmp_path):
     tables = {"algorithm": {"batch_size": 10, "local_steps": 2}, "training": {"rounds": 3}}
-    settings = config(tmp_path, **tables)
-    table = tmp_path / "p.csv"
-    two = [
-        line for line in table.read_text().splitlines() if not line.startswith("west")
-    ]  # noise takes long to find
-    table.write_text("\n".join(two) + "\n")
-    run(settings, tmp_path / "run")
-    found = spent(tmp_path / "run")
-    assert len(set(found.noise["noise"])) == len(found.noise["noise"]) == 2
-    assert all(3 < epsilon <= 4 for epsilon in found.clients.values())
+    with refuses("private-minibatch"):
+        run(config(tmp_path, **tables), tmp_path / "run")
+    assert not (tmp_path / "run" / SECRET).exists()
 
 
 def test_more_rounds_are_another_run_and_fresh_noise_another_model(tmp_path):
