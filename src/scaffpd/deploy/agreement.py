@@ -385,7 +385,7 @@ def leaves(terms: FederationTerms) -> list[str]:
     lines.append(
         f"Sums are made at one point with at most {most_weightings(n, t)} weightings, in "
         f"{terms.rounds} rounds at most. Each of the other {n - 1} learns the sum over {n - 1} "
-        f"silos; {t} of them together that over {n - t}."
+        f"silos, all but its own{f'; {t} of them together that over {n - t}' if t > 1 else ''}."
     )
     lines.append(
         f"Everybody gets all masked vectors and adds them up: a model for which they are above "
