@@ -225,7 +225,9 @@ class Parts:
         with tempfile.TemporaryDirectory() as folder:
             places = {}
             for silo, place in self.places.items():
-                memory = shutil.ignore_patterns("runs", "kit", "records.*", ".*.scaffpd")
+                memory = shutil.ignore_patterns(
+                    "runs", "kit", "records.*", "ledger.*", ".*.scaffpd"
+                )
                 shutil.copytree(place.parent, Path(folder) / silo, ignore=memory)
                 places[silo] = Path(folder) / silo / "silo.toml"
             agree_for_all(FederationFile.read(path), places)

@@ -372,6 +372,23 @@ def test_importing_the_package_loads_nothing_heavy():
     assert done.stdout.strip() == ""
 
 
+def test_watching_a_silo_loads_no_torch():
+    """`silo start` runs for months, and the names of methods are known without them."""
+    code = """
+import sys
+import scaffpd.cli.silo
+import scaffpd.deploy.flare.serving
+import scaffpd.deploy.records
+import scaffpd.run.settings.silo
+from scaffpd.run.settings.tables import NAMES
+assert "torch" not in sys.modules
+from scaffpd.algorithms import ALGORITHMS
+from scaffpd.objectives import OBJECTIVES
+assert NAMES >= {*ALGORITHMS, *OBJECTIVES}
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_every_public_name_can_be_imported():
     for name in scaffpd.__all__:
         assert getattr(scaffpd, name) is not None

@@ -27,6 +27,7 @@ from scaffpd.errors import InputError
 PROTOCOL = 4  # all members need the same
 VERSION = scaffpd.__version__
 HEADER = "header"
+EPOCH = "epoch"  # the kind of the posts that a run begins with
 LONGEST_HEADER = 16 * 2**20
 LONGEST_LIST = 2**20  # bytes of the table of arrays
 LARGEST_MESSAGE = 512 * 2**20

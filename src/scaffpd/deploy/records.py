@@ -13,8 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from scaffpd.deploy.linked import LinkedLines
-from scaffpd.deploy.messages import Json, JsonMapping
-from scaffpd.deploy.transcript import EPOCH
+from scaffpd.deploy.messages import EPOCH, Json, JsonMapping
 from scaffpd.errors import InputError
 
 ASKED = "asked"  # an agreement came

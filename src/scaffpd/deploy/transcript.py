@@ -30,7 +30,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from scaffpd.deploy.messages import Array, Json, JsonMapping, Message, decode, encode
+from scaffpd.deploy.messages import EPOCH, Array, Json, JsonMapping, Message, decode, encode
 from scaffpd.errors import InputError
 from scaffpd.federation import Traffic, Vector
 from scaffpd.federation.border import Part, Shown
@@ -41,7 +41,6 @@ from scaffpd.secure.ring import Places, add, narrow, wide
 FIRST = "first"  # who posts at a step
 ALL = "all"
 NEAR = 1e-9  # numbers of a proposal may differ by this share of the largest, whatever the method
-EPOCH = "epoch"
 STATE = "state"  # the proposals about an epoch itself
 END = "end"
 OBJECTIVE = "objective"

@@ -42,7 +42,6 @@ from scaffpd.run.settings.method_tables import (
     Lists,
     MethodTable,
     ObjectiveTable,
-    OwnClasses,
     found_classes,
 )
 from scaffpd.run.settings.methods import algorithm_of, changed, listed
@@ -51,6 +50,7 @@ from scaffpd.run.settings.tables import (
     AUTO,
     AutoKappa,
     AutoRidge,
+    OwnClasses,
     PrivacyBudget,
 )
 from scaffpd.secure.aggregation import FEWEST, cap_of, colluding_of

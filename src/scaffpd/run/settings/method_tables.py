@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Protocol, Self
 
 from pydantic import (
-    AfterValidator,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -56,19 +55,6 @@ def _number(given: object) -> bool:
     return -LARGEST <= given <= LARGEST
 
 
-def _own(given: dict[str, str]) -> dict[str, str]:
-    """Refuse an own class under a name that the package has given."""
-    for name in given:
-        if name in ALGORITHMS or name in OBJECTIVES:
-            raise InputError(
-                "name-of-the-package",
-                f"The package has a {name!r} of its own: give your class another name.",
-            )
-    return given
-
-
-# entries "module:Class" of one's own classes, by the names that an agreement uses
-OwnClasses = Annotated[dict[key.Name, key.Entry], Field(max_length=MOST), AfterValidator(_own)]
 Setting = Annotated[
     object,
     BeforeValidator(_plain),

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BeforeValidator
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
+import scaffpd
 import scaffpd.fields as key
+from scaffpd.errors import InputError
 from scaffpd.fields import Needs, SettingsTable
 from scaffpd.numbers import AUTO as AUTO
 
 HOSPITALS = "hospitals"
 COUNTED = ("alike", "rows")
 LARGEST = 1e12  # of a strength
+# names of the package's methods and objectives, without the seconds that PyTorch takes
+HOMES = ("scaffpd.algorithms", "scaffpd.objectives")
+NAMES = {"Fair", *(name for name, home in scaffpd._HOME.items() if home in HOMES)}
+MOST_CLASSES = 1000  # of one's own
 Tolerance = Annotated[key.NonNegative, Needs("a number >= 0 (0: make all rounds)")]
 
 
@@ -33,6 +39,23 @@ def _strength(least: float) -> BeforeValidator:
 
 AutoRidge = Annotated[float | str, _strength(0.0), Needs('"auto" or a number >= 0')]
 AutoKappa = Annotated[float | str, _strength(1e-12), Needs('"auto" or a number above 0')]
+
+
+def _own(given: dict[str, str]) -> dict[str, str]:
+    """Refuse an own class under a name that the package has given."""
+    for name in given:
+        if name in NAMES:
+            raise InputError(
+                "name-of-the-package",
+                f"The package has a {name!r} of its own: give your class another name.",
+            )
+    return given
+
+
+# entries "module:Class" of one's own classes, by the names that an agreement uses
+OwnClasses = Annotated[
+    dict[key.Name, key.Entry], Field(max_length=MOST_CLASSES), AfterValidator(_own)
+]
 
 
 class SourceSettings(SettingsTable):
