@@ -34,8 +34,8 @@ from scaffpd.deploy.local import HOST, agree_for_all, provision, run, running_si
 from scaffpd.deploy.messages import InProcess
 from scaffpd.deploy.processes import MARK, free_port
 from scaffpd.deploy.silo import Silo
-from scaffpd.run.record import RunRecord
-from scaffpd.run.settings.federation import FederationFile
+from scaffpd.report.record import RunRecord
+from scaffpd.settings.federation import FederationFile
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 

@@ -39,8 +39,8 @@ from scaffpd.deploy.local import agree_for_all
 from scaffpd.deploy.messages import InProcess
 from scaffpd.deploy.processes import Processes, free_port
 from scaffpd.deploy.silo import Silo
-from scaffpd.run.settings.federation import FederationFile
-from scaffpd.run.settings.model_file import read_model
+from scaffpd.settings.federation import FederationFile
+from scaffpd.settings.model_file import read_model
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 

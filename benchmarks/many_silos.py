@@ -27,7 +27,7 @@ import numpy as np
 import psutil
 
 from faults import SCAFFPD, Parts
-from scaffpd.run.record import RunRecord
+from scaffpd.report.record import RunRecord
 
 COLUMNS = 8
 SILO = """\

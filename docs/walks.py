@@ -133,7 +133,7 @@ def an_exchange_of_silos() -> Walk:
     from scaffpd.deploy.messages import InProcess
     from scaffpd.deploy.silo import Silo
     from scaffpd.deploy.transcript import Session
-    from scaffpd.run.settings.federation import FederationFile
+    from scaffpd.settings.federation import FederationFile
 
     found = Walk([], [], 0)
     total = Session.total

@@ -28,8 +28,8 @@ from scaffpd.deploy.hospitals import write_hospitals
 from scaffpd.deploy.local import agree_for_all
 from scaffpd.deploy.messages import Failure, InProcess
 from scaffpd.deploy.silo import Silo
-from scaffpd.run.record import RunRecord
-from scaffpd.run.settings.federation import FederationFile
+from scaffpd.report.record import RunRecord
+from scaffpd.settings.federation import FederationFile
 
 HOME = Path("hospitals")
 federation, silos = write_hospitals(HOME)

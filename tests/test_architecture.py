@@ -39,15 +39,15 @@ FLOORS = [
     ["objectives", "federation", "data"],
     ["models", "privacy", "secure", "algorithms"],
     ["tasks", "data.tabular", "training"],
-    ["pipeline"],
-    ["study", "estimators", "run"],
+    ["study", "pipeline"],
+    ["estimators", "settings", "report", "program"],
     ["deploy", "cli"],
 ]
 HEIGHT = {room: place for place, room in enumerate(room for floor in FLOORS for room in floor)}
 FORBIDDEN = {  # a method knows neither models nor runtimes; local work knows nothing of deployment
     ("algorithms", "models"),
     ("algorithms", "secure"),
-    ("run", "deploy"),
+    ("program", "deploy"),
 }
 
 # The core: what a program needs that has its data in memory. It imports the standard library,
@@ -379,8 +379,8 @@ import sys
 import scaffpd.cli.silo
 import scaffpd.deploy.flare.serving
 import scaffpd.deploy.records
-import scaffpd.run.settings.silo
-from scaffpd.run.settings.tables import NAMES
+import scaffpd.settings.silo
+from scaffpd.settings.tables import NAMES
 assert "torch" not in sys.modules
 from scaffpd.algorithms import ALGORITHMS
 from scaffpd.objectives import OBJECTIVES

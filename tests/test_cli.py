@@ -18,7 +18,7 @@ import scaffpd
 from scaffpd import cli
 from scaffpd.algorithms import MinimaxNewton
 from scaffpd.errors import InputError
-from scaffpd.run import demo as studies
+from scaffpd.program import demo as studies
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = [sys.executable, "-c", "from scaffpd.cli import main; main()"]

@@ -11,11 +11,11 @@ import torch
 import scaffpd as sp
 from scaffpd import cli
 from scaffpd.data import beijing_air
-from scaffpd.run import demo
-from scaffpd.run import train as pipeline
-from scaffpd.run.page.figures import figures
-from scaffpd.run.page.verdict import QUESTIONS, answers
-from scaffpd.run.record import RunRecord
+from scaffpd.program import demo
+from scaffpd.program import train as pipeline
+from scaffpd.report.page.figures import figures
+from scaffpd.report.page.verdict import QUESTIONS, answers
+from scaffpd.report.record import RunRecord
 from scaffpd.study.gains import ALONE, AVERAGE, PERSONAL
 
 

@@ -12,8 +12,8 @@ from tables import Array, Rows, Split
 
 import scaffpd as sp
 from scaffpd.objectives.base import Objective
-from scaffpd.run.prepare import Prepared, prepare
-from scaffpd.run.settings.run import RunConfig
+from scaffpd.program.prepare import Prepared, prepare
+from scaffpd.settings.run import RunConfig
 from scaffpd.study.joining import start_of
 
 CLIENT, TARGET = "(client)", "(target)"

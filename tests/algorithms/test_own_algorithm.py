@@ -20,8 +20,8 @@ from scaffpd.deploy.hospitals import write_hospitals
 from scaffpd.deploy.local import agree_for_all
 from scaffpd.deploy.messages import InProcess
 from scaffpd.deploy.silo import Silo
-from scaffpd.run.settings.federation import FederationFile
-from scaffpd.run.settings.methods import kind_of
+from scaffpd.settings.federation import FederationFile
+from scaffpd.settings.methods import kind_of
 
 OWN = '''
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """Records of runs, made by hand: small numbers that a test can check in its head."""
 
-from scaffpd.run.record import ClientScore, ModelRecord, Overall, RoundRecord, RunRecord
+from scaffpd.report.record import ClientScore, ModelRecord, Overall, RoundRecord, RunRecord
 
 
 def model(name, scores, *, role="", upwards=True, rows=50, **more):

@@ -4,8 +4,8 @@ import csv
 
 import numpy as np
 
-from scaffpd.run.program import one_run
-from scaffpd.run.settings.run import RunConfig
+from scaffpd.program.running import one_run
+from scaffpd.settings.run import RunConfig
 
 
 class Nobody:
@@ -64,4 +64,4 @@ def asked(file, data_test=0.2, data_groups=(), **tables):
 def trained(config, place, watcher=None, fresh=False):
     """Train, score and write a run; return its models, its data and what joining brings."""
     done = one_run("train", config, place, fresh, watcher or Nobody())
-    return done.models, done.prepared, done.joining
+    return done.models, done.own.rows, done.own.joining

@@ -23,10 +23,10 @@ from scaffpd.deploy.messages import Failure, InProcess
 from scaffpd.deploy.records import GRANTED
 from scaffpd.deploy.silo import Silo
 from scaffpd.files import JsonLines, load_or_create
-from scaffpd.run.record import RunRecord
-from scaffpd.run.settings.federation import FederationFile
-from scaffpd.run.settings.model_file import linear, read_model
-from scaffpd.run.settings.silo import SiloFile
+from scaffpd.report.record import RunRecord
+from scaffpd.settings.federation import FederationFile
+from scaffpd.settings.model_file import linear, read_model
+from scaffpd.settings.silo import SiloFile
 
 MODEL = '[model]\nkind = "logistic"\nl2 = 0.03\n'
 OBJECTIVE = '[objective]\nkind = "ChiSquare"\nrho = 0.1\n'

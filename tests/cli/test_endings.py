@@ -18,7 +18,7 @@ from forked import CLOSED, command
 from scaffpd import cli
 from scaffpd.cli.commands import print_json
 from scaffpd.cli.screens import MOST, print_table
-from scaffpd.run import demo
+from scaffpd.program import demo
 
 SCRIPT = [sys.executable, "-m", "scaffpd"]
 COLOURFUL = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "NO_COLOR", "SCAFFPD_DATA")

@@ -14,7 +14,7 @@ import pytest
 from cases.silos import ROUGH, federation, run
 from scaffpd import cli
 from scaffpd.cli import EXIT_CODES
-from scaffpd.run.settings.federation import FederationFile
+from scaffpd.settings.federation import FederationFile
 
 COLOURFUL = ("FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "NO_COLOR", "SCAFFPD_DATA")
 # Examples that start an engine's processes: their command lines are parsed, and no more. What they

@@ -13,8 +13,8 @@ from cases.commands import QUICK, TABLE, patients, ran
 from cases.refusals import refuses
 from scaffpd.cli.settings import SETTINGS
 from scaffpd.cli.train import requested
-from scaffpd.run.record import RunRecord
-from scaffpd.run.settings.model_file import model_bytes, read_model
+from scaffpd.report.record import RunRecord
+from scaffpd.settings.model_file import model_bytes, read_model
 
 
 @pytest.fixture
@@ -128,12 +128,12 @@ def test_options_take_the_place_of_the_settings(here, capsys):
 
 
 PHASES = {  # where Ctrl-C comes, and whether something was trained before
-    "scaffpd.run.program.prepare": False,
-    "scaffpd.run.program.settled": False,
+    "scaffpd.program.running.prepare": False,
+    "scaffpd.program.running.settled": False,
     "scaffpd.cli.screens.RoundsScreen.show": True,
-    "scaffpd.run.train.joining": True,
-    "scaffpd.run.program.held_out_scores": True,
-    "scaffpd.run.folder.RunFolder.write": True,
+    "scaffpd.program.train.joining": True,
+    "scaffpd.program.running.held_out_scores": True,
+    "scaffpd.report.folder.RunFolder.write": True,
 }
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import scaffpd as sp
-from scaffpd.run.prepare import prepare
-from scaffpd.run.settings.run import RunConfig
+from scaffpd.program.prepare import prepare
+from scaffpd.settings.run import RunConfig
 
 RESULTS = Path(__file__).parents[2] / "results" / "flamby" / "README.md"
 

@@ -27,8 +27,8 @@ from scaffpd.deploy.messages import REFUSED, Message, WireError, decode, encode
 from scaffpd.deploy.records import GRANTED, SiloRecords, audit
 from scaffpd.deploy.silo import CARD, READY, Silo
 from scaffpd.deploy.sites import sent
-from scaffpd.run.settings.federation import FederationFile
-from scaffpd.run.settings.silo import SiloFile
+from scaffpd.settings.federation import FederationFile
+from scaffpd.settings.silo import SiloFile
 
 
 def answered(silo, kind, values=None):

@@ -15,8 +15,8 @@ from scaffpd.deploy.deployed_run import PROGRESS, DeployedRun, Outcome
 from scaffpd.deploy.hospitals import write_hospitals
 from scaffpd.errors import InputError
 from scaffpd.files import DRAFT, JsonLines, clear_drafts
-from scaffpd.run.settings.federation import FederationFile
-from scaffpd.run.settings.silo import SiloFile
+from scaffpd.settings.federation import FederationFile
+from scaffpd.settings.silo import SiloFile
 
 
 def refused(capsys, *arguments):

@@ -34,8 +34,8 @@ from scaffpd.deploy.deployed_run import DeployedRun
 from scaffpd.deploy.messages import Message, decode, encode
 from scaffpd.deploy.transcript import FIRST
 from scaffpd.federation.own_weights import OwnWeights
-from scaffpd.run.record import RunRecord
-from scaffpd.run.settings.federation import FederationFile
+from scaffpd.report.record import RunRecord
+from scaffpd.settings.federation import FederationFile
 from scaffpd.secure.keys import SIGNATURE
 
 

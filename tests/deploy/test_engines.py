@@ -18,7 +18,7 @@ from cases.silos import entries, federation, in_one_process, model_of, patients_
 from faults import FAULTS, SLOWLY, Parts, good, play
 from scaffpd.deploy.flare.serving import address
 from scaffpd.deploy.local import silo_files
-from scaffpd.run.settings.federation import FederationFile
+from scaffpd.settings.federation import FederationFile
 
 pytest.importorskip("nvflare", reason="nvflare is an extra: pip install 'scaffpd[flare]'")
 

@@ -51,8 +51,8 @@ from scaffpd.deploy.processes import Processes
 from scaffpd.deploy.recording import record_of
 from scaffpd.errors import InputError
 from scaffpd.files import lock_folder
-from scaffpd.run.page import page
-from scaffpd.run.settings.federation import FederationFile
+from scaffpd.report.page import page
+from scaffpd.settings.federation import FederationFile
 
 
 class Proxy:

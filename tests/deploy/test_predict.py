@@ -9,8 +9,8 @@ import pytest
 
 from cases.silos import MODEL, ROUGH, federation, run
 from scaffpd.cli import run as cli
-from scaffpd.run.record import RunRecord
-from scaffpd.run.settings.federation import FederationFile
+from scaffpd.report.record import RunRecord
+from scaffpd.settings.federation import FederationFile
 
 
 @pytest.mark.parametrize("loss", ["logistic", "softmax", "squared"])

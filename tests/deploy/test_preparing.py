@@ -31,9 +31,9 @@ from scaffpd.files import load_or_create
 from scaffpd.pipeline.columns import agreed
 from scaffpd.pipeline.sites import SitesHere
 from scaffpd.privacy.accountant import least_noise
-from scaffpd.run.settings.federation import FederationFile
-from scaffpd.run.settings.model_file import read_model
-from scaffpd.run.settings.silo import SiloFile
+from scaffpd.settings.federation import FederationFile
+from scaffpd.settings.model_file import read_model
+from scaffpd.settings.silo import SiloFile
 
 COLUMNS = 'age = "number"\nsex = "number"\nthalach = "number"\ncp = ["1", "2", "*"]\n'
 NAMED = 'folder = "run"'

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from scaffpd import cli
-from scaffpd.run.settings.silo import SiloFile
+from scaffpd.settings.silo import SiloFile
 
 ROWS = "".join(
     f"{k},{'' if k % 5 == 0 else k / 10},{'often' if k % 3 else 'also'},7,p{k},,{k % 2}\n"
@@ -135,7 +135,7 @@ def test_a_mistake_is_one_sentence_and_code_2(tmp_path, capsys):
 
 
 def test_the_template_of_a_silos_file_says_the_defaults(tmp_path):
-    text = files("scaffpd.run.settings").joinpath("silo.toml").read_text()
+    text = files("scaffpd.settings").joinpath("silo.toml").read_text()
     path = tmp_path / "mine.toml"
     path.write_text(text)
     file = SiloFile.read(path)

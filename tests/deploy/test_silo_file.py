@@ -9,8 +9,8 @@ import pytest
 from cases.refusals import refuses
 from scaffpd.errors import InputError
 from scaffpd.fields import tables_in
-from scaffpd.run.settings.federation import FederationFile
-from scaffpd.run.settings.silo import SiloFile
+from scaffpd.settings.federation import FederationFile
+from scaffpd.settings.silo import SiloFile
 
 PIN = "0" * 64
 FULL = f"""

@@ -15,11 +15,11 @@ from cases.records import model, record, rounds
 from cases.refusals import refuses
 from scaffpd import cli
 from scaffpd.cli.results import show
-from scaffpd.run import page as report
-from scaffpd.run.page import embedded, harmless, pictures
-from scaffpd.run.page.figures import figures
-from scaffpd.run.page.vega import PALETTE, SERIES, SHAPES
-from scaffpd.run.record import PathRecord, RunRecord
+from scaffpd.report import page as report
+from scaffpd.report.page import embedded, harmless, pictures
+from scaffpd.report.page.figures import figures
+from scaffpd.report.page.vega import PALETTE, SERIES, SHAPES
+from scaffpd.report.record import PathRecord, RunRecord
 
 HOSTILE = (
     "</script><img src=x onerror=alert(1)>",
@@ -128,7 +128,7 @@ def test_places_that_cannot_be_written(folders, tmp_path, monkeypatch):
         report.write(folders["path"], tmp_path)
     old = tmp_path / "page.html"
     old.write_text("old")
-    monkeypatch.setattr("scaffpd.run.page.page", lambda *_: "\ud800")  # cannot be encoded
+    monkeypatch.setattr("scaffpd.report.page.page", lambda *_: "\ud800")  # cannot be encoded
     with pytest.raises(UnicodeEncodeError):
         report.write(folders["path"], old)
     assert old.read_text() == "old"

@@ -8,8 +8,8 @@ import pytest
 from cases.records import model, record, rounds
 from scaffpd.federation import ClientScores
 from scaffpd.numbers import brief, plain, plural, small, whole
-from scaffpd.run.page.tables import client_lines, joining_table
-from scaffpd.run.page.verdict import (
+from scaffpd.report.page.tables import client_lines, joining_table
+from scaffpd.report.page.verdict import (
     NOT_COVERED,
     SEEDED,
     answers,
@@ -19,7 +19,7 @@ from scaffpd.run.page.verdict import (
     sure,
     verdict,
 )
-from scaffpd.run.record import (
+from scaffpd.report.record import (
     GainInterval,
     JoiningRecord,
     JoiningRow,

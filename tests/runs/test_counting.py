@@ -11,9 +11,9 @@ from scipy.optimize import minimize
 import scaffpd as sp
 from cases.commands import ran
 from cases.refusals import refuses
-from scaffpd.run.predict import predict
-from scaffpd.run.prepare import prepare
-from scaffpd.run.settings.run import RunConfig
+from scaffpd.report.predict import predict
+from scaffpd.program.prepare import prepare
+from scaffpd.settings.run import RunConfig
 
 HEADER = ("site", "x", "z", "w", "log_e", "y")
 PLAIN = {"curves": "off", "test": 0.0, "client": "site", "target": "y"}

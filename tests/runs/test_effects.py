@@ -12,10 +12,10 @@ import scaffpd as sp
 from cases.refusals import refuses
 from cases.runs import asked, patients
 from scaffpd import cli
-from scaffpd.run import page as report
-from scaffpd.run.prepare import prepare
-from scaffpd.run.scores import effects
-from scaffpd.run.train import check_asked
+from scaffpd.report import page as report
+from scaffpd.program.prepare import prepare
+from scaffpd.program.scores import effects
+from scaffpd.program.train import check_asked
 
 
 @pytest.mark.parametrize("number", [True, False])

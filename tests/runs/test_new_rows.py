@@ -15,8 +15,8 @@ from cases.runs import trained as run_whole
 from cases.tables import read as read_table
 from scaffpd import cli
 from scaffpd.errors import InputError
-from scaffpd.run.predict import predict
-from scaffpd.run.settings.run import RunConfig
+from scaffpd.report.predict import predict
+from scaffpd.settings.run import RunConfig
 
 
 def run(config, place):

@@ -6,7 +6,7 @@ import pytest
 
 from cases.records import model, record, rounds
 from cases.refusals import refuses
-from scaffpd.run.record import (
+from scaffpd.report.record import (
     GainInterval,
     JoiningRecord,
     JoiningRow,

@@ -16,14 +16,14 @@ from cases.reference import reference_optimum
 from cases.refusals import refuses
 from cases.runs import Nobody, asked, patients, trained
 from scaffpd.federation import ClientScores
-from scaffpd.run import path as walking
-from scaffpd.run.folder import RunFolder
-from scaffpd.run.path import knee
-from scaffpd.run.prepare import prepare
-from scaffpd.run.record import RunRecord
-from scaffpd.run.recording import record
-from scaffpd.run.settings.run import RunConfig
-from scaffpd.run.train import Trained, settled
+from scaffpd.program import path as walking
+from scaffpd.report.folder import RunFolder
+from scaffpd.program.path import knee
+from scaffpd.program.prepare import prepare
+from scaffpd.report.record import RunRecord
+from scaffpd.report.recording import record
+from scaffpd.settings.run import RunConfig
+from scaffpd.program.train import Trained, settled
 from scaffpd.tasks.classification import Classification
 from scaffpd.training.metrics import Spread
 

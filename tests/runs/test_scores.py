@@ -10,12 +10,12 @@ from sklearn import metrics
 from cases.runs import Nobody, asked, patients, trained
 from cases.tables import read as read_table
 from scaffpd.errors import InputError
-from scaffpd.run.predict import predict
-from scaffpd.run.prepare import prepare
-from scaffpd.run.record import RunRecord
-from scaffpd.run.scores import held_out_scores
-from scaffpd.run.settings.run import RunConfig
-from scaffpd.run.train import carry_out, settled
+from scaffpd.report.predict import predict
+from scaffpd.program.prepare import prepare
+from scaffpd.report.record import RunRecord
+from scaffpd.program.scores import held_out_scores
+from scaffpd.settings.run import RunConfig
+from scaffpd.program.train import carry_out, settled
 from scaffpd.tasks.classification import (
     BINS,
     PER_BIN,

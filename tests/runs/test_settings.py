@@ -10,7 +10,7 @@ from cases.refusals import refuses
 from scaffpd.cli.settings import SETTINGS
 from scaffpd.objectives import CVaR
 from scaffpd.privacy import RADIUS, ROUNDS, Private
-from scaffpd.run.settings.run import RunConfig
+from scaffpd.settings.run import RunConfig
 
 FULL = """
 name = "patients"

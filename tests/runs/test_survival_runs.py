@@ -11,11 +11,11 @@ import pytest
 from cases.commands import ran, refusal
 from scaffpd.models.baseline import breslow, brier, kaplan_meier, log_rank
 from scaffpd.models.concordance import interval
-from scaffpd.run.page.figures import figures
-from scaffpd.run.page.tables import effect_table, score_tables
-from scaffpd.run.page.verdict import cautions
-from scaffpd.run.predict import predict
-from scaffpd.run.record import RunRecord
+from scaffpd.report.page.figures import figures
+from scaffpd.report.page.tables import effect_table, score_tables
+from scaffpd.report.page.verdict import cautions
+from scaffpd.report.predict import predict
+from scaffpd.report.record import RunRecord
 from scaffpd.tasks.base import EVERYONE
 
 LINE = "train patients.csv --client hospital --time days --event died --curves off --splits 1 -q"

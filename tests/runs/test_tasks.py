@@ -12,9 +12,9 @@ from cases.commands import ran, refusal
 from cases.refusals import refuses
 from scaffpd import tasks
 from scaffpd.errors import InputError
-from scaffpd.run.predict import predict
-from scaffpd.run.record import RunRecord
-from scaffpd.run.settings.federation import FederationFile
+from scaffpd.report.predict import predict
+from scaffpd.report.record import RunRecord
+from scaffpd.settings.federation import FederationFile
 from scaffpd.tasks.base import LOSS, Measure, ScoreColumn, Target, Task
 
 LINE = "train beds.csv --client ward --target used --splits 1 --curves off --quiet --out run"

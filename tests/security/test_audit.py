@@ -201,7 +201,7 @@ def test_a_row_moves_itself_alone(tmp_path):
     """Removing a row re-dealt the split of all others."""
     from scaffpd.deploy.dataset import Dataset
     from scaffpd.files import load_or_create
-    from scaffpd.run.settings.silo import SiloFile
+    from scaffpd.settings.silo import SiloFile
 
     _, places = federation(tmp_path)
     file = SiloFile.read(places["va"])

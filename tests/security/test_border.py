@@ -25,7 +25,7 @@ from scaffpd.errors import InputError
 from scaffpd.federation.border import QUESTIONS
 from scaffpd.federation.questions import GradientsAt, Losses
 from scaffpd.objectives import OBJECTIVES
-from scaffpd.run.settings.federation import FederationFile
+from scaffpd.settings.federation import FederationFile
 from scaffpd.secure.ring import Places
 
 # three rounds, however good the model is by then

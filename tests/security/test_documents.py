@@ -32,8 +32,8 @@ from scaffpd.deploy.refusals import SENTENCES
 from scaffpd.deploy.silo import READY, Silo
 from scaffpd.errors import InputError
 from scaffpd.federation.border import shown
-from scaffpd.run.settings.federation import FederationFile, FederationTerms
-from scaffpd.run.settings.silo import SiloFile
+from scaffpd.settings.federation import FederationFile, FederationTerms
+from scaffpd.settings.silo import SiloFile
 
 PASSWORD = "correct-horse-battery"
 MODULE = f"""
@@ -447,7 +447,7 @@ def test_mutated_documents_get_a_fixed_answer(site, monkeypatch, caplog):
     table = silo.file.folder / "patients.csv"
     table.write_text(table.read_text().replace("age,", "agesecret,", 1))
     local = [PASSWORD, str(silo.file.folder), "patients", "agesecret", "90625", "91%", "ourdata"]
-    methods = import_module("scaffpd.run.settings.methods")
+    methods = import_module("scaffpd.settings.methods")
 
     def imported(name):
         raise AssertionError(name)

@@ -22,7 +22,7 @@ from scaffpd.deploy.rows import SiloRows
 from scaffpd.deploy.silo import BEGIN, READY, Silo
 from scaffpd.deploy.transcript import OBJECTIVE, Journal, Weightings
 from scaffpd.privacy.counts import CountNoise
-from scaffpd.run.settings.silo import SiloFile
+from scaffpd.settings.silo import SiloFile
 
 
 def another(path, places, old, new, folder):

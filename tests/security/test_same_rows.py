@@ -28,7 +28,7 @@ from scaffpd.deploy.ledger import Entrant, TableLedger
 from scaffpd.deploy.messages import Message, decode, encode
 from scaffpd.deploy.records import LEFT, SiloRecords
 from scaffpd.deploy.silo import READY, Silo
-from scaffpd.run.settings.silo import SiloFile
+from scaffpd.settings.silo import SiloFile
 from scaffpd.tasks import named
 
 SHORT = ROUGH | QUICK | {"rounds = 500": "rounds = 2"}

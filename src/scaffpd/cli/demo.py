@@ -32,7 +32,7 @@ def demo(out: Path, seed: int, quiet: bool) -> None:
     write_file(probe, "")
     probe.unlink()
     say(terminal(quiet=quiet), AIR)
-    from scaffpd.run import demo as studies  # seconds, so not before words
+    from scaffpd.program import demo as studies  # seconds, so not before words
 
     with RoundsScreen(quiet) as screen:
         study = studies.stations(seed, screen.phase)

@@ -25,7 +25,7 @@ from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
     from scaffpd.deploy.deployed_run import Outcome
-    from scaffpd.run.settings.federation import FederationFile
+    from scaffpd.settings.federation import FederationFile
 
 WEEK = 7 * 86400.0  # operators take their time to agree
 HOUR = 3600.0
@@ -194,7 +194,7 @@ deploy = group(
 
 def _read(path: Path) -> FederationFile:
     """Read a federation.toml, given itself or by its folder."""
-    from scaffpd.run.settings.federation import FederationFile
+    from scaffpd.settings.federation import FederationFile
 
     return FederationFile.read(path / "federation.toml" if path.is_dir() else path)
 

@@ -27,8 +27,8 @@ from scaffpd.numbers import brief, several, whole
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from scaffpd.run.predict import Predictions
-    from scaffpd.run.record import JoiningRecord, RunRecord
+    from scaffpd.report.predict import Predictions
+    from scaffpd.report.record import JoiningRecord, RunRecord
     from scaffpd.tasks.base import ScoreRow
 
 Columns = dict[str, Iterable[Any]]  # of a CSV file, by name
@@ -37,9 +37,9 @@ FORMATS = ("html", "png", "svg")
 
 def end(folder: Path, report: bool, quiet: bool, as_json: bool) -> None:
     """Write the page of a run, and show the result."""
-    from scaffpd.run.page import available, write
-    from scaffpd.run.page.verdict import answers, cautions, verdict
-    from scaffpd.run.record import RunRecord
+    from scaffpd.report.page import available, write
+    from scaffpd.report.page.verdict import answers, cautions, verdict
+    from scaffpd.report.record import RunRecord
 
     sorry = available() if report else None
     page = write(folder) if report and sorry is None else None
@@ -57,8 +57,8 @@ def end(folder: Path, report: bool, quiet: bool, as_json: bool) -> None:
 
 def show(folder: Path) -> None:
     """Show the verdict, who is served how, and what is proven."""
-    from scaffpd.run.page.verdict import QUESTIONS, cautions, promise, sure, verdict
-    from scaffpd.run.record import RunRecord
+    from scaffpd.report.page.verdict import QUESTIONS, cautions, promise, sure, verdict
+    from scaffpd.report.record import RunRecord
 
     console = terminal()
     run = RunRecord.read(folder)
@@ -99,7 +99,7 @@ def _show_points(console: Console, run: RunRecord) -> None:
 
 def _show_clients(console: Console, run: RunRecord, most: int) -> None:
     """Print a row per client, the one that gains most first."""
-    from scaffpd.run.page.tables import client_lines, shown_models
+    from scaffpd.report.page.tables import client_lines, shown_models
 
     names = [model.name for model in shown_models(run)]
     if not names:
@@ -126,7 +126,7 @@ def _show_clients(console: Console, run: RunRecord, most: int) -> None:
 
 def _show_joining(console: Console, run: RunRecord, found: JoiningRecord, most: int) -> None:
     """Print how every model serves every client, and what joining changes."""
-    from scaffpd.run.page.tables import joining_table
+    from scaffpd.report.page.tables import joining_table
 
     table = joining_table(run, found)
     say(console, table.heading)
@@ -155,7 +155,7 @@ def report(run: Path, out: Path | None, form: str) -> None:
     """
     if form not in FORMATS:
         raise unknown("format", form, FORMATS)
-    from scaffpd.run import page as reports  # seconds, so not for --help
+    from scaffpd.report import page as reports  # seconds, so not for --help
 
     written = (
         [reports.write(run, out)] if form == "html" else list(reports.write_figures(run, form, out))
@@ -193,8 +193,8 @@ def predict(
     Examples:
         scaffpd predict runs/patients new-patients.csv --keep age
     """
-    from scaffpd.run.predict import predict as answer
-    from scaffpd.run.predict import promise
+    from scaffpd.report.predict import predict as answer
+    from scaffpd.report.predict import promise
 
     if out.resolve() == table.resolve():
         raise InputError(

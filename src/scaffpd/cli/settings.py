@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 from scaffpd.cli.commands import OPTIONS, Option, listed
 from scaffpd.data.tabular.settings import TableSettings
 from scaffpd.fields import SettingsTable, parts
-from scaffpd.run.settings.tables import ModelSettings, PathSettings, PrivacyBudget, TrainingSettings
+from scaffpd.settings.tables import ModelSettings, PathSettings, PrivacyBudget, TrainingSettings
 
 Tables = Mapping[str, type[SettingsTable]]  # by their names in a settings file
 COMMON: Tables = {"data": TableSettings, "model": ModelSettings, "training": TrainingSettings}

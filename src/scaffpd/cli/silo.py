@@ -31,7 +31,7 @@ from scaffpd.numbers import several
 
 if TYPE_CHECKING:
     from scaffpd.deploy.processes import Processes
-    from scaffpd.run.settings.silo import SiloFile
+    from scaffpd.settings.silo import SiloFile
 
 silo_file = argument("file", type=PATH, help="The silo.toml of this site, or its folder.")
 MOST = 40  # columns of data that are listed
@@ -42,7 +42,7 @@ Overview = Mapping[str, Any]  # JSON values that `deploy.silo` has checked and w
 
 
 def _settings(file: Path) -> SiloFile:
-    from scaffpd.run.settings.silo import SiloFile
+    from scaffpd.settings.silo import SiloFile
 
     return SiloFile.read(file / "silo.toml" if file.is_dir() else file)
 
@@ -109,7 +109,7 @@ def _report(settings: SiloFile, processes: Processes, say: Callable[[str], objec
     from scaffpd.deploy.flare.serving import KIT, log_file, trouble
     from scaffpd.deploy.records import ASKED, BEGUN, SiloRecords
     from scaffpd.files import JsonLines
-    from scaffpd.run.settings.silo import ASK
+    from scaffpd.settings.silo import ASK
 
     records = JsonLines(settings.records)
     records.skip()
@@ -239,7 +239,7 @@ def predict(file: Path, model: Path, out: Path) -> None:
     from scaffpd.deploy.dataset import Dataset, Wanted
     from scaffpd.deploy.dataset import predict as predicted
     from scaffpd.files import load_or_create
-    from scaffpd.run.settings.model_file import read_model
+    from scaffpd.settings.model_file import read_model
 
     x, setup = read_model(model)
     settings = _settings(file)

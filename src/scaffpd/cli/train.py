@@ -16,7 +16,7 @@ from scaffpd.errors import InputError
 if TYPE_CHECKING:
     from scaffpd.cli.commands import Option
     from scaffpd.cli.settings import Tables
-    from scaffpd.run.settings.run import RunConfig
+    from scaffpd.settings.run import RunConfig
 
 # names that options take, without PyTorch, so that shells complete them quickly
 ALGORITHM_NAMES = (
@@ -112,7 +112,7 @@ def train(
         folder, interrupted = _one_run("train", config, out, fresh, screen)
     end(folder, report and not interrupted, quiet, as_json)
     if interrupted:
-        from scaffpd.run.folder import RunFolder
+        from scaffpd.report.folder import RunFolder
 
         raise RunFolder(folder).interruption()
 
@@ -169,8 +169,8 @@ def requested(
     """
     from scaffpd.cli.settings import given_settings
     from scaffpd.data.tabular.formats import is_table  # seconds, so not for --help
-    from scaffpd.run.settings.run import RunConfig
-    from scaffpd.run.settings.tables import HOSPITALS
+    from scaffpd.settings.run import RunConfig
+    from scaffpd.settings.tables import HOSPITALS
 
     changes, options = given_settings(tables, given)
     changes |= method or {}
@@ -212,7 +212,7 @@ def objective_table(
 ) -> dict[str, object]:
     """Return [objective] of --objective and --strength; a path goes along all strengths."""
     from scaffpd.objectives.base import Objective
-    from scaffpd.run.settings.methods import class_of
+    from scaffpd.settings.methods import class_of
 
     if wanted is None and strength is None:
         return {}
@@ -271,7 +271,7 @@ def _one_run(
     screen: RoundsScreen,
 ) -> tuple[Path, bool]:
     """Train, score and write one run; return its folder and whether it was interrupted."""
-    from scaffpd.run.program import one_run  # seconds, so not for --help
+    from scaffpd.program.running import one_run  # seconds, so not for --help
 
     folder = _place(config, out or config.folder, fresh, kind)
     return folder, one_run(kind, config, folder, fresh, screen).interrupted
@@ -281,7 +281,7 @@ def _place(
     config: RunConfig, out: Path | None, fresh: bool, kind: Literal["train", "path"]
 ) -> Path:
     """Return the folder asked for, or the first of runs/NAME, NAME-2, … that holds no other run."""
-    from scaffpd.run.folder import RunFolder
+    from scaffpd.report.folder import RunFolder
 
     if out is not None:
         return out

@@ -31,12 +31,12 @@ from scaffpd.fields import plain_name, validated
 from scaffpd.models import Linear
 from scaffpd.privacy import Private
 from scaffpd.privacy.counts import MOST, CountNoise, spent_on_counts
-from scaffpd.run.settings.federation import FederationTerms
-from scaffpd.run.settings.method_tables import entries
-from scaffpd.run.settings.silo import ALWAYS, SiloFile
 from scaffpd.secure.aggregation import colluding_of, most_weightings, share_of
 from scaffpd.secure.keys import Card
 from scaffpd.secure.ring import BYTES
+from scaffpd.settings.federation import FederationTerms
+from scaffpd.settings.method_tables import entries
+from scaffpd.settings.silo import ALWAYS, SiloFile
 
 # Further rounds that the noise allows for, enough for three stops. A stop may cost almost three:
 # the round under way, the one before where a silo lacks its state, and what a method asks first.

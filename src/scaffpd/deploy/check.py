@@ -12,8 +12,8 @@ from scaffpd.deploy.dataset import Dataset
 from scaffpd.deploy.flare.serving import expiry_warning
 from scaffpd.deploy.messages import Array, Json
 from scaffpd.numbers import brief
-from scaffpd.run.settings.silo import SiloFile
 from scaffpd.secure.keys import Identity
+from scaffpd.settings.silo import SiloFile
 
 SHOWN = 30  # names in a list before it is cut off
 

@@ -26,12 +26,12 @@ from scaffpd.deploy.recording import record_of
 from scaffpd.deploy.silo import CARD
 from scaffpd.deploy.transcript import Session
 from scaffpd.errors import InputError
-from scaffpd.federation import Federation, Vector
+from scaffpd.federation import Vector
 from scaffpd.files import clear_drafts, write_file
-from scaffpd.run.record import EventRecord
-from scaffpd.run.settings.federation import FederationFile
-from scaffpd.run.settings.model_file import model_bytes
+from scaffpd.report.record import EventRecord
 from scaffpd.secure.keys import Card
+from scaffpd.settings.federation import FederationFile
+from scaffpd.settings.model_file import model_bytes
 from scaffpd.training.loop import RoundInfo
 
 log = logging.getLogger("scaffpd.coordinator")
@@ -168,7 +168,7 @@ class Coordination:
             self.folder.progress({"event": event.model_dump()})
         return trouble
 
-    def _after_round(self, info: RoundInfo, federation: Federation) -> None:
+    def _after_round(self, info: RoundInfo) -> None:
         gap = float(info.state.certificate)
         self.folder.progress(
             {
@@ -176,7 +176,7 @@ class Coordination:
                 "certificate": gap if np.isfinite(gap) else None,
                 "losses": _known(info.state.losses),
                 "weights": _known(info.state.weights),
-                "exchanges": federation.traffic.exchanges,
+                "exchanges": int(info.history["exchanges"][-1]),
                 "messages_up": self.board.wire.bytes_up,
                 "messages_down": self.board.wire.bytes_down,
                 "seconds": round(time.monotonic() - self.started, 3),
@@ -184,7 +184,7 @@ class Coordination:
         )
 
     def _finish(self, done: Finished) -> Outcome:
-        result = done.result
+        result = done.model.result
         proven = float(result.certificate) if np.isfinite(result.certificate) else None
         sentence = str(result)
         if self.file.privacy is not None:

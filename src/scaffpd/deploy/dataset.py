@@ -27,10 +27,10 @@ from scaffpd.data.tabular.read import read_columns
 from scaffpd.data.tabular.survival import survived
 from scaffpd.deploy.messages import Array
 from scaffpd.errors import InputError
-from scaffpd.run.settings.methods import load
-from scaffpd.run.settings.model_file import Setup, own_model, predict_encoded
-from scaffpd.run.settings.silo import SiloFile, SiloLimits
 from scaffpd.secure.keys import derived
+from scaffpd.settings.methods import load
+from scaffpd.settings.model_file import Setup, own_model, predict_encoded
+from scaffpd.settings.silo import SiloFile, SiloLimits
 from scaffpd.tasks import timed
 from scaffpd.tasks.base import Target, Task
 

@@ -19,7 +19,7 @@ from typing import TypeVar
 from scaffpd.deploy.messages import Json, JsonMapping
 from scaffpd.errors import InputError
 from scaffpd.files import JsonLines, lock_folder, make_folder, write_file
-from scaffpd.run.record import EventRecord
+from scaffpd.report.record import EventRecord
 
 PROGRESS = "progress.jsonl"
 OUTCOME = "outcome.json"

@@ -18,8 +18,8 @@ from scaffpd.deploy.processes import Processes, free_port
 from scaffpd.deploy.records import GRANTED
 from scaffpd.deploy.silo import Silo
 from scaffpd.errors import InputError
-from scaffpd.run.settings.federation import FederationFile
 from scaffpd.secure.aggregation import colluding_of
+from scaffpd.settings.federation import FederationFile
 
 HOST = "localhost"
 

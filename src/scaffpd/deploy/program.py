@@ -1,9 +1,8 @@
 r"""What every silo runs, and the coordinator without rows: one agreed run, from epoch to model.
 
 epoch       keys, commitments to rows, and the last state that all can go on from
-columns     curves, scale, pairs and strengths, by masked sums (`scaffpd.pipeline.columns`)
-training    `train(method, replica)`; every round ends in a state that all have
-scores      of the last point, in the clear
+run         the steps of every run (`scaffpd.pipeline.run`), by masked sums; every round ends in a
+            state that all have, and scores of the last point are in the clear
 confirm     everybody has seen the same: only now a model is written
 """
 
@@ -26,17 +25,19 @@ from scaffpd.deploy.rows import SiloRows
 from scaffpd.deploy.sites import SiloSites
 from scaffpd.deploy.transcript import STATE, Session, Tampered
 from scaffpd.errors import InputError
-from scaffpd.federation import ClientScores, Federation
+from scaffpd.federation import Federation
 from scaffpd.files import write_file
 from scaffpd.models import Linear, Personal
 from scaffpd.models.personal import base_of
-from scaffpd.pipeline.columns import Ready, agreed, problem
-from scaffpd.pipeline.sites import NamedModel
-from scaffpd.run.settings.federation import FederationTerms
-from scaffpd.run.settings.model_file import Setup, finite
+from scaffpd.pipeline.models import Contest, Contests, Trained
+from scaffpd.pipeline.run import Nobody, Record, Settings, run
+from scaffpd.pipeline.sites import Encoding, NamedModel
+from scaffpd.settings.federation import FederationTerms
+from scaffpd.settings.model_file import Setup, finite
 from scaffpd.training.history import Checkpoint
-from scaffpd.training.loop import Result, RoundInfo, train
+from scaffpd.training.loop import RoundInfo
 
+MODEL = "deployed"  # its name
 KEPT = 2  # states: a silo may be one round ahead of another
 
 
@@ -44,10 +45,14 @@ KEPT = 2  # states: a silo may be one round ahead of another
 class Finished:
     """What a run has found."""
 
-    result: Result
+    record: Record
     setup: Setup
-    scores: dict[str, ClientScores]
     spent: dict[str, float]  # ε of every silo, with noise
+
+    @property
+    def model(self) -> Trained:
+        """The one model."""
+        return self.record.models[0]
 
 
 class RunStates:
@@ -108,7 +113,7 @@ def take_part(
     states: RunStates,
     coordinator: Sequence[Sequence[object]],
     rows: SiloRows | None,
-    after: Callable[[RoundInfo, Federation], None] | None = None,
+    after: Callable[[RoundInfo], None] | None = None,
 ) -> Finished:
     """Run the agreement to its end; `coordinator` are states, `rows` are `None` at an onlooker."""
     session.tolerance = terms.method.tolerance
@@ -123,30 +128,49 @@ def take_part(
     session.journal.begin()
     about = hashlib.sha256(agreement.digest + repr(sorted(commitments.items())).encode())
     sites = SiloSites(session, agreement, terms, rows, about.hexdigest())
-    plan = terms.plan()
-    encoding = agreed(terms.encoding(), sites, plan)
-    ready = problem(encoding, sites, plan.model(encoding.schema))
-
-    def ended(info: RoundInfo) -> None:
-        states.note(info.rounds, session.digest)
-        if after is not None:
-            after(info, ready.federation)
-
-    result = train(
-        terms.method,
-        ready.federation,
-        terms.rounds,
-        terms.tol,
-        terms.training.seed,
-        None if ready.strengths is None else ready.strengths.x,
-        progress=False,
-        checkpoint=Checkpoint(states.checkpoint, every=1),
-        callbacks=[ended],
+    kept = Checkpoint(states.checkpoint, every=1)
+    found = run(
+        Settings(
+            terms.encoding(),
+            asked(terms),
+            terms.plan(),
+            terms.rounds,
+            terms.training.seed,
+            lambda _: kept,
+        ),
+        sites,
+        watcher=Rounds(states, session, after),
     )
-    scores = {} if private else _scores(ready.federation, result)
-    spent = _spent(session, ready.federation) if private else {}
+    spent = _spent(session, found.models[0].federation) if private else {}
     session.confirm()
-    return Finished(result, _setup(terms, agreement, ready), scores, spent)
+    return Finished(found, _setup(terms, agreement, found), spent)
+
+
+def asked(terms: FederationTerms) -> Contests:
+    """Return the one model of a federation."""
+
+    def first(encoding: Encoding, models: Sequence[Trained]) -> Contest | None:
+        model = terms.modelled(encoding.schema)
+        return None if models else Contest(MODEL, model, terms.method, "after", terms.tol)
+
+    return first
+
+
+class Rounds(Nobody):
+    """Keeps the state of every round, and says that it has ended."""
+
+    def __init__(
+        self, states: RunStates, session: Session, after: Callable[[RoundInfo], None] | None
+    ) -> None:
+        self.states = states
+        self.session = session
+        self.after = after
+
+    def show(self, info: RoundInfo) -> None:
+        """Note the round."""
+        self.states.note(info.rounds, self.session.digest)
+        if self.after is not None:
+            self.after(info)
 
 
 def _states(fact: Json) -> list[list[object]]:
@@ -156,24 +180,19 @@ def _states(fact: Json) -> list[list[object]]:
     return given
 
 
-def _setup(terms: FederationTerms, agreement: Agreement, ready: Ready) -> Setup:
+def _setup(terms: FederationTerms, agreement: Agreement, found: Record) -> Setup:
     """Describe what the parameters expect of a row."""
-    found = Setup(terms.linear(), *ready.encoding, dict(agreement.values["noise"]))
-    if isinstance(ready.model, NamedModel):
-        return found
-    base = base_of(ready.model)
+    model = found.models[0].model
+    made = Setup(terms.linear(), *found.encoding, dict(agreement.values["noise"]))
+    if isinstance(model, NamedModel):
+        return made
+    base = base_of(model)
     assert isinstance(base, Linear)
     changes: Json = {"l2": base.l2}
-    if isinstance(ready.model, Personal):
-        changes["strength"] = ready.model.strength
+    if isinstance(model, Personal):
+        changes["strength"] = model.strength
     lists = {name: finite(own) for name, own in changes.items() if isinstance(own, list)}
-    return found.with_model(**(changes | lists))
-
-
-def _scores(federation: Federation, result: Result) -> dict[str, ClientScores]:
-    """Exchange scores of the last point, on training and on held-out rows."""
-    found = {split: federation.evaluate(result.x, split) for split in ("train", "test")}
-    return {split: own for split, own in found.items() if own.counts.any()}
+    return made.with_model(**(changes | lists))
 
 
 def _spent(session: Session, federation: Federation) -> dict[str, float]:

@@ -12,15 +12,13 @@ from scaffpd.algorithms import MinimaxSums
 from scaffpd.deploy.deployed_run import DeployedRun, Outcome
 from scaffpd.deploy.flare.serving import expiry_warning
 from scaffpd.deploy.messages import Json
-from scaffpd.deploy.program import Finished
+from scaffpd.deploy.program import MODEL, Finished
 from scaffpd.numbers import capital
-from scaffpd.run.record import ClientScore, ModelRecord, Overall, PrivacyRecord, RunRecord
-from scaffpd.run.recording import round_records
-from scaffpd.run.settings.federation import FederationFile
+from scaffpd.report.record import ClientScore, ModelRecord, Overall, PrivacyRecord, RunRecord
+from scaffpd.report.recording import round_records
+from scaffpd.settings.federation import FederationFile
 from scaffpd.tasks.base import LOSS
 from scaffpd.training.history import History
-
-MODEL = "deployed"  # the model's name
 
 
 def record_of(
@@ -29,11 +27,11 @@ def record_of(
     """Return the record of a run that has ended, or of one that pauses, which has no scores."""
     history = None
     if done is not None:
-        history = done.result.history
+        history = done.model.result.history
     elif folder.checkpoint.exists():
         arrays, about = disk.read(folder.checkpoint)
         history = History.unpack(about["names"], arrays)
-    scores = {} if done is None else done.scores
+    scores = {} if done is None else done.model.scores
     rated = any(np.isfinite(part.score).any() for part in scores.values())
     measure = file.task.measure if rated else LOSS
     tested = "test" in scores
@@ -97,8 +95,8 @@ def record_of(
 
 def _clients(file: FederationFile, done: Finished, rated: bool) -> list[ClientScore]:
     """Return every silo's scores; under privacy its last noisy loss, and the ε spent."""
-    result = done.result
-    scores = done.scores
+    result = done.model.result
+    scores = done.model.scores
     weights = result.weights
     method = file.method
     if isinstance(method, MinimaxSums) and file.model.kappa is None and "train" in scores:

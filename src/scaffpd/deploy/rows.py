@@ -22,11 +22,11 @@ from scaffpd.privacy import Private
 from scaffpd.privacy.accountant import Account, ReleaseEntry
 from scaffpd.privacy.counts import CountNoise, PrivateCounts
 from scaffpd.privacy.noise import digest, secret_bytes
-from scaffpd.run.settings.federation import FederationTerms
-from scaffpd.run.settings.methods import load
-from scaffpd.run.settings.silo import SiloFile
 from scaffpd.secure.aggregation import check_weightings
 from scaffpd.secure.keys import derived
+from scaffpd.settings.federation import FederationTerms
+from scaffpd.settings.methods import load
+from scaffpd.settings.silo import SiloFile
 from scaffpd.training.cohort import Cohort
 
 log = logging.getLogger("scaffpd.silo")

@@ -33,11 +33,11 @@ from scaffpd.deploy.rows import SiloRows
 from scaffpd.deploy.transcript import Session, Tampered
 from scaffpd.errors import InputError
 from scaffpd.files import write_file
-from scaffpd.run.settings.federation import FederationTerms
-from scaffpd.run.settings.model_file import model_bytes
-from scaffpd.run.settings.silo import SiloFile
 from scaffpd.secure.keys import Identity
 from scaffpd.secure.ring import ClippedSum
+from scaffpd.settings.federation import FederationTerms
+from scaffpd.settings.model_file import model_bytes
+from scaffpd.settings.silo import SiloFile
 
 log = logging.getLogger("scaffpd.silo")
 CARD = "card"
@@ -196,7 +196,7 @@ class Silo:
             if terms.privacy is None:  # with noise, a repeat is another release
                 session.journal = rows.journal()
             done = take_part(session, agreement, terms, RunStates(rows.folder), states, rows)
-            write_file(rows.folder / MODEL, model_bytes(done.result.x, done.setup))
+            write_file(rows.folder / MODEL, model_bytes(done.model.result.x, done.setup))
         except Abandoned:
             raise
         except InputError as error:

@@ -18,13 +18,14 @@ from scaffpd.deploy.agreement import LARGEST, Agreement, check_size
 from scaffpd.deploy.replica import ReplicaChannel, replica
 from scaffpd.deploy.rows import SiloRows
 from scaffpd.deploy.transcript import Session
-from scaffpd.federation import Federation
+from scaffpd.federation import ClientScores, Federation
+from scaffpd.federation.questions import SPLITS
 from scaffpd.models import Linear
 from scaffpd.pipeline.sites import Arrays, Encoding, Model
 from scaffpd.privacy.counts import CountNoise
-from scaffpd.run.settings.federation import FederationTerms
 from scaffpd.secure.aggregation import colluding_of
 from scaffpd.secure.ring import BYTES, Places
+from scaffpd.settings.federation import FederationTerms
 
 
 def sent(d: int, method: Algorithm) -> int:
@@ -107,6 +108,15 @@ class SiloSites:
         )
         check_size(sent(found.dimension, self.terms.method), len(self.names))
         return found
+
+    def scores(
+        self, encoding: Encoding, model: Model, federation: Federation, x: Matrix
+    ) -> dict[str, ClientScores]:
+        """Exchange how x serves every silo; with noise nobody asks."""
+        if self.terms.privacy is not None:
+            return {}
+        found = {split: federation.evaluate(x, split) for split in SPLITS}
+        return {split: own for split, own in found.items() if own.counts.any()}
 
     def own(self, federation: Federation, x: Tensor) -> Tensor | None:
         """Return this silo's model near x."""

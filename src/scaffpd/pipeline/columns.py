@@ -40,7 +40,7 @@ class Plan:
     """What a run asks of columns and strengths.
 
     Attributes:
-        model: of encoded columns, whose strengths may be "auto".
+        model: of encoded columns, that pairs are looked for beside.
         curves: whether numbers have curves.
         pairs: with curves, the most pairs of columns that act together.
         noisy: whether rows are counted with noise.
@@ -48,7 +48,7 @@ class Plan:
         evidence: whether strengths are left to the rows.
     """
 
-    model: Callable[[Schema], Model]
+    model: Callable[[Schema], Model] | None = None
     curves: bool = False
     pairs: int = 0
     noisy: bool = False
@@ -69,6 +69,7 @@ class Ready:
     """Sites that can train."""
 
     encoding: Encoding
+    asked: Model  # as it was asked for
     model: Model  # with strengths as numbers
     federation: Federation
     strengths: Strengths | None = None  # by evidence
@@ -98,12 +99,12 @@ def scaled(schema: Schema, sites: Sites) -> Encoding:
     return Encoding(schema, *scale_of(schema, total))
 
 
-def problem(encoding: Encoding, sites: Sites, model: Model) -> Ready:
+def settle(encoding: Encoding, sites: Sites, model: Model) -> Ready:
     """Return the sites with a model, whose strengths are settled where it leaves them open."""
     federation = sites.federation(encoding, model)
     strengths = [model.strength] if isinstance(model, Personal) else []
     if AUTO not in (*strengths, getattr(base_of(model), "l2", None)):
-        return Ready(encoding, model, federation)
+        return Ready(encoding, model, model, federation)
     size = federation.dimension * (federation.dimension + 1) // 2
     if size > sites.room:
         raise InputError(
@@ -113,12 +114,14 @@ def problem(encoding: Encoding, sites: Sites, model: Model) -> Ready:
         )
     found = by_evidence(federation, model, width(encoding.schema))
     assert found is not None
-    own = {"l2": found.l2, "strength": found.strength, "x": found.x.numpy()}
+    own = {"l2": found.l2, "strength": found.strength, "x": found.x.numpy(force=True)}
     same = sites.agree("strengths", {}, own)
     found = replace(
         found, l2=same["l2"], strength=same["strength"], x=torch.from_numpy(np.array(same["x"]))
     )
-    return Ready(encoding, with_strengths(model, found), settled(federation, model, found), found)
+    return Ready(
+        encoding, model, with_strengths(model, found), settled(federation, model, found), found
+    )
 
 
 def with_strengths(model: Model, found: Strengths) -> Model:
@@ -184,6 +187,7 @@ class PairSums(RowQuestion):
 def with_pairs(found: Encoding, sides: Sequence[Column], sites: Sites, plan: Plan) -> Schema:
     """Return the schema with the products of pairs that pay beside the sites' additive models."""
     columns = indicators_of(sides)
+    assert plan.model is not None
     model = base_of(plan.model(found.schema))
     assert isinstance(model, Linear)
     question = PairSums(found, sides, model, None)
@@ -191,7 +195,7 @@ def with_pairs(found: Encoding, sides: Sequence[Column], sites: Sites, plan: Pla
     largest = max(int(np.prod(question.shape)), d * (d + 1) // 2)
     if too_many(columns) or largest > sites.room:
         return found.schema
-    ready = problem(found, sites, Personal(model, AUTO))
+    ready = settle(found, sites, Personal(model, AUTO))
     assert ready.strengths is not None
     question = replace(question, own=sites.own(ready.federation, ready.strengths.x))
     sums = question.whole_matrices(sites.total(question))

@@ -97,7 +97,7 @@ class Curves:
         numbers: list[NumberColumn] = [{"name": name, "kind": "number"} for name in columns]
         schema: Schema = {"task": "regression", "labels": [], "columns": [*numbers], "shape": None}
         rows = [_rows(name, columns, *pair) for name, pair in zip(owners, pairs, strict=True)]
-        self.encoding = agreed(schema, SitesHere(rows, counting), Plan(additive, True, most))
+        self.encoding = agreed(schema, SitesHere.of(rows, counting), Plan(additive, True, most))
         return self
 
     @property

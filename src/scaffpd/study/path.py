@@ -16,6 +16,7 @@ from scaffpd.algorithms import Fair
 from scaffpd.errors import InputError, count
 from scaffpd.federation import Federation, Vector
 from scaffpd.objectives import OBJECTIVES, Agnostic, Average, CVaR, Objective
+from scaffpd.training.history import Checkpoint
 from scaffpd.training.loop import (
     Algorithm,
     Callback,
@@ -74,6 +75,7 @@ class WarmStart:
         seed: int,
         progress: bool | None = False,
         callbacks: Sequence[Callback] = (),
+        checkpoint: Checkpoint | None = None,
     ) -> Result:
         """Train the next one."""
         result = train(
@@ -84,6 +86,7 @@ class WarmStart:
             seed,
             x0=self.state,
             progress=progress,
+            checkpoint=checkpoint,
             callbacks=[*callbacks, self._store],
         )
         self.state = None if result.status is Status.DIVERGED else self.state

@@ -73,13 +73,29 @@ class Clients:
         return self.rows[0].target.task
 
 
-def read_clients(source: TableSettings, seed: int = 0) -> Clients:
-    """Read a table, and cut it into clients.
+@dataclass(frozen=True)
+class ClientTable:
+    """A table that has been read, to be cut into clients for any split."""
 
-    Args:
-        source: the table, and what its columns are.
-        seed: chooses held-out rows.
-    """
+    source: TableSettings
+    found: _Rows = field(repr=False)
+    wanted: Target
+    remarks: tuple[str, ...] = field(repr=False)
+
+    def clients(self, seed: int = 0) -> Clients:
+        """Cut it into clients; the seed chooses held-out rows."""
+        remarks = [*self.remarks]
+        rows = _cut(self.source, self.found, self.wanted, remarks, seed)
+        usual = None
+        if self.source.offset is not None:
+            rows, usual = _exposed(self.source, self.found, rows)
+        schema = _agreed(self.source, rows)
+        groups = _groups(self.found, rows)
+        return Clients(tuple(rows), schema, tuple(remarks), groups, usual)
+
+
+def read_clients(source: TableSettings) -> ClientTable:
+    """Read a table as its settings say."""
     found = _read(source)
     wanted = encode.target(repr(source.file[0].name), found.goal, source.wanted)
     if not wanted.labels and len(np.unique(wanted.values)) == 1:
@@ -89,7 +105,7 @@ def read_clients(source: TableSettings, seed: int = 0) -> Clients:
             "column?",
         )
     looked = [found.goal, *found.features.columns] if source.time is None else []
-    remarks = [
+    remarks = (
         *found.remarks,
         *recognised(looked, found.goal.name),
         *_task(source, wanted),
@@ -97,13 +113,8 @@ def read_clients(source: TableSettings, seed: int = 0) -> Clients:
         *leaking_columns(
             found.features.columns, wanted.values, bool(wanted.labels), found.owner.values
         ),
-    ]
-    rows = _cut(source, found, wanted, remarks, seed)
-    usual = None
-    if source.offset is not None:
-        rows, usual = _exposed(source, found, rows)
-    schema = _agreed(source, rows)
-    return Clients(tuple(rows), schema, tuple(remarks), _groups(found, rows), usual)
+    )
+    return ClientTable(source, found, wanted, remarks)
 
 
 def _agreed(source: TableSettings, rows: Sequence[ClientRows]) -> Schema:

@@ -25,7 +25,7 @@ from scaffpd.deploy.processes import MARK, Processes
 
 if TYPE_CHECKING:
     from scaffpd.deploy.deployed_run import DeployedRun, Outcome
-    from scaffpd.run.settings.federation import FederationFile
+    from scaffpd.settings.federation import FederationFile
 
 ADMIN = "admin"  # folders of the server's kit: the administrator's own kit, and the job
 JOB = "job"

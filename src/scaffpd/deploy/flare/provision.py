@@ -200,7 +200,7 @@ def write_parts(project: FlareProject, home: Path, renew: bool) -> None:
     kits = provision(project, home / AUTHORITY)
     shutil.move(kits / project.admin, kits / project.host / ADMIN)
     shutil.move(home / AUTHORITY / JOB, kits / project.host / JOB)
-    template = files("scaffpd.run.settings").joinpath("silo.toml").read_text(encoding="utf-8")
+    template = files("scaffpd.settings").joinpath("silo.toml").read_text(encoding="utf-8")
     for part, name in parts.items():
         part.mkdir(mode=0o700, exist_ok=True)
         shutil.rmtree(part / KIT, ignore_errors=True)

@@ -14,9 +14,9 @@ from scaffpd.numbers import (
     plural,
     whole,
 )
-from scaffpd.run.record import (
+from scaffpd.pipeline.judging import CoefficientRow
+from scaffpd.report.record import (
     ClientScore,
-    CoefficientRow,
     JoiningRecord,
     JoiningRow,
     ModelRecord,

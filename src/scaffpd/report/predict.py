@@ -25,8 +25,8 @@ from scaffpd.data.tabular.formats import OpenTable, open_table
 from scaffpd.data.tabular.read import number, read_columns
 from scaffpd.errors import InputError, unknown
 from scaffpd.numbers import several
-from scaffpd.run.record import RunRecord, TableReading, is_run
-from scaffpd.run.settings.model_file import (
+from scaffpd.report.record import RunRecord, TableReading, is_run
+from scaffpd.settings.model_file import (
     Answer,
     Setup,
     linear,

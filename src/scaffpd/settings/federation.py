@@ -37,23 +37,23 @@ from scaffpd.pipeline.columns import Plan
 from scaffpd.pipeline.sites import Model, NamedModel
 from scaffpd.privacy import LOCAL_STEPS, ROUNDS
 from scaffpd.privacy.private import private_ridge
-from scaffpd.run.settings.method_tables import (
+from scaffpd.secure.aggregation import FEWEST, cap_of, colluding_of
+from scaffpd.settings.method_tables import (
     PACKAGE,
     Lists,
     MethodTable,
     ObjectiveTable,
     found_classes,
 )
-from scaffpd.run.settings.methods import algorithm_of, changed, listed
-from scaffpd.run.settings.model_file import linear, strength_of
-from scaffpd.run.settings.tables import (
+from scaffpd.settings.methods import algorithm_of, changed, listed
+from scaffpd.settings.model_file import linear, strength_of
+from scaffpd.settings.tables import (
     AUTO,
     AutoKappa,
     AutoRidge,
     OwnClasses,
     PrivacyBudget,
 )
-from scaffpd.secure.aggregation import FEWEST, cap_of, colluding_of
 from scaffpd.tasks import solving, timed
 from scaffpd.tasks.base import Task
 

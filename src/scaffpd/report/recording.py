@@ -11,11 +11,15 @@ import numpy as np
 import scaffpd
 from scaffpd.files import csv_text
 from scaffpd.machine import environment
+from scaffpd.models import Linear
+from scaffpd.models.linear import AUTO
+from scaffpd.pipeline.judging import CoefficientRow
+from scaffpd.pipeline.models import Trained
+from scaffpd.pipeline.prepared import Prepared
+from scaffpd.pipeline.run import Record
 from scaffpd.privacy import Private
-from scaffpd.run.prepare import Prepared, described
-from scaffpd.run.record import (
+from scaffpd.report.record import (
     ClientScore,
-    CoefficientRow,
     GainInterval,
     JoiningRecord,
     JoiningRow,
@@ -28,8 +32,6 @@ from scaffpd.run.record import (
     RunRecord,
     TableReading,
 )
-from scaffpd.run.scores import RunScores
-from scaffpd.run.train import Trained
 from scaffpd.study.coefficients import FIELDS, CoefficientTable
 from scaffpd.study.gains import ALONE, AVERAGE, CONSTANT, PERSONAL, Joining
 from scaffpd.training.history import SCALARS, History
@@ -39,24 +41,23 @@ OVER = (CONSTANT, ALONE, AVERAGE)  # what gains are over
 Cell = str | int | float | bool | None
 Row = dict[str, Cell]
 Part = TypeVar("Part", bound=RecordPart)
-NOTHING_SCORED = RunScores()
 
 
 def record(
-    kind: Literal["train", "path", "demo"],
+    kind: Literal["train", "path", "demo", "deploy"],
     title: str,
     command: str,
-    prepared: Prepared,
-    models: Sequence[Trained],
+    found: Record,
     *,
     config: str = "",
     reading: TableReading | None = None,
     path: PathRecord | None = None,
-    joining: Joining | str = "",
-    scored: RunScores = NOTHING_SCORED,
-    effects: CoefficientTable | None = None,
 ) -> RunRecord:
-    """Make the record of a run; `joining` is what that brings, or why it is not known."""
+    """Make the record of a run as its page and `predict` read it."""
+    assert found.own is not None
+    prepared = found.own.rows
+    joining = found.own.joining
+    effects = found.own.effects
     measured = None
     if isinstance(joining, Joining):
         measured = joining_record(joining).model_copy(update={"loss": prepared.model.loss})
@@ -73,13 +74,13 @@ def record(
         labels=list(prepared.labels),
         word=" ".join(prepared.word.split()) or "client",
         clients=list(prepared.names),
-        models=[_model(one, prepared) for one in models],
+        models=[_model(one, prepared) for one in found.models],
         remarks=list(prepared.remarks),
         cautions=[caution] if caution else [],
         path=path,
-        privacy=_privacy(models),
+        privacy=_privacy(found.models),
         joining=measured,
-        **vars(scored),
+        **vars(found.own.scores),
         effects=_effects(effects, prepared) if effects else [],
         between_share=effects.share if effects else None,
         settings=_settings(prepared),
@@ -110,6 +111,7 @@ def _effects(found: CoefficientTable, prepared: Prepared) -> list[CoefficientRow
 def _model(one: Trained, prepared: Prepared) -> ModelRecord:
     """Describe how a model was trained, how that ended, and how it serves every client."""
     result = one.result
+    kind = type(one.contest.algorithm).__name__
     clients = _client_scores(one)
     values = {
         score.client: score.test_score if prepared.test else score.train_score for score in clients
@@ -117,12 +119,13 @@ def _model(one: Trained, prepared: Prepared) -> ModelRecord:
     ended = ("status", "message", "certificate", "rounds")
     costs = ("exchanges", "bytes_up", "bytes_down", "seconds")
     return ModelRecord.model_validate(
-        {name: getattr(one, name) for name in ("name", "role", "strength")}
+        {name: getattr(one, name) for name in ("name", "role")}
         | {name: getattr(result, name) for name in ended}
         | {name: result.history[name][-1].item() for name in costs}
         | {
+            "strength": one.contest.strength,
             "objective": _objective(one),
-            "algorithm": "chosen by itself" if one.algorithm == "Fair" else one.algorithm,
+            "algorithm": "chosen by itself" if kind == "Fair" else kind,
             "overall": Overall.of(values, prepared.task.measure.upwards),
             "clients": clients,
             "history": round_records(result.history),
@@ -157,11 +160,10 @@ def _client_scores(one: Trained) -> list[ClientScore]:
         "weight": one.result.weights.tolist(),
         "test_rows": [0] * len(names),
     }
-    for split, part in (("train", one.train), ("test", one.test)):
-        if part is not None:
-            columns[f"{split}_rows"] = part.counts.tolist()
-            columns[f"{split}_loss"] = part.loss.tolist()
-            columns[f"{split}_score"] = part.score.tolist()
+    for split, part in one.scores.items():
+        columns[f"{split}_rows"] = part.counts.tolist()
+        columns[f"{split}_loss"] = part.loss.tolist()
+        columns[f"{split}_score"] = part.score.tolist()
     if one.result.privacy is not None:
         columns["epsilon"] = one.result.privacy.epsilon.tolist()
     return _made(ClientScore, columns)
@@ -223,6 +225,12 @@ def _privacy(models: Sequence[Trained]) -> PrivacyRecord | None:
         seeded=isinstance(private.secret, int),
         models=len(models),
     )
+
+
+def described(model: Linear) -> str:
+    """Describe a model in a phrase."""
+    ridge = "by evidence" if model.l2 == AUTO else f"{np.max(model.l2):g}"
+    return f"{model.called}, ridge {ridge}{'' if model.beyond else ', no intercept'}"
 
 
 def _settings(prepared: Prepared) -> dict[str, str]:

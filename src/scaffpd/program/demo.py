@@ -7,23 +7,25 @@ with personal models; a week of the test year counts as one observation.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from scaffpd.algorithms import Fair
 from scaffpd.data import beijing_air
 from scaffpd.models import Linear, Personal
 from scaffpd.models.execution import one_thread
-from scaffpd.objectives import Average, CVaR, Objective
-from scaffpd.run.folder import write_files
-from scaffpd.run.prepare import Prepared
-from scaffpd.run.recording import exports, record
-from scaffpd.run.train import Trained, train_model
-from scaffpd.study.gains import AVERAGE, FAIR, PERSONAL, Joining
+from scaffpd.objectives import Average, CVaR
+from scaffpd.pipeline.judging import Judged
+from scaffpd.pipeline.models import Contest, listed
+from scaffpd.pipeline.prepared import Prepared
+from scaffpd.pipeline.run import Nobody, Record, Settings, run
+from scaffpd.pipeline.sites import SitesHere
+from scaffpd.report.folder import write_files
+from scaffpd.report.recording import exports, record
+from scaffpd.study.gains import AVERAGE, FAIR, PERSONAL
 from scaffpd.study.joining import joining, joint_mode
 from scaffpd.tasks.regression import Regression
-from scaffpd.training.cohort import Cohort
 
 TOL = 1e-8
 MOST_ROUNDS = 2000
@@ -33,37 +35,18 @@ WEEK = 7
 FAIRLY = CVaR(alpha=0.2)  # the worst fifth of the stations
 
 
-@dataclass(frozen=True)
-class StationStudy:
-    """Twelve stations, four of them new, and what joining brings them."""
-
-    problem: Prepared  # stations and model
-    models: tuple[Trained, ...] = field(repr=False)  # average, fair, personal
-    found: Joining = field(repr=False)
-
-
-def stations(seed: int = 0, phase: Callable[[str], None] = lambda _: None) -> StationStudy:
+def stations(seed: int = 0, phase: Callable[[str], None] = lambda _: None) -> Record:
     """Train alone, average, fair and personal models; the seed draws new stations and their days.
 
     It calls `phase` with what is under way.
     """
     problem = _stations(seed)
-    with one_thread():
-        cohort = Cohort(problem.train, problem.model, problem.names, test=problem.test)
-        own = Cohort(problem.train, Personal(problem.model), problem.names, test=problem.test)
-        sizes = [len(y) for _, y in problem.train]
-        goals: list[tuple[str, str, Objective, Cohort]] = [
-            (AVERAGE, "before", Average(), cohort),
-            (FAIR, "after", FAIRLY, cohort),
-            (PERSONAL, "", joint_mode(sizes), own),
-        ]
-        models = []
-        for name, role, goal, clients in goals:
-            phase(f"Training the {name} model")
-            models.append(train_model(name, role, Fair(goal), problem, clients, MOST_ROUNDS, TOL))
-        known = {one.name: one.result.uninterrupted() for one in models}
+    joint = joint_mode([len(y) for _, y in problem.train])
+
+    def judge(found: Record) -> Record:
         phase("Training every station alone")
-        found = joining(
+        known = {one.name: one.result.uninterrupted() for one in found.models}
+        brings = joining(
             problem.train,
             problem.test,
             problem.model,
@@ -73,7 +56,27 @@ def stations(seed: int = 0, phase: Callable[[str], None] = lambda _: None) -> St
             word=problem.word,
             known=known,
         )
-    return StationStudy(problem, tuple(models), found)
+        return replace(found, own=Judged(problem, brings))
+
+    contests = [
+        Contest(AVERAGE, problem.model, Fair(Average()), "before", TOL),
+        Contest(FAIR, problem.model, Fair(FAIRLY), "after", TOL),
+        Contest(PERSONAL, Personal(problem.model), Fair(joint), "", TOL),
+    ]
+    settings = Settings(problem.encoding, listed(contests), rounds=MOST_ROUNDS, judge=judge)
+    with one_thread():
+        return run(settings, problem.sites, watcher=_Phases(phase))
+
+
+class _Phases(Nobody):
+    """Says which model is trained."""
+
+    def __init__(self, phase: Callable[[str], None]) -> None:
+        self.phase = phase
+
+    def begin(self, model: str, names: Sequence[str], rounds: int, tol: float | None) -> None:
+        """Say its name."""
+        self.phase(f"Training the {model} model")
 
 
 def _stations(seed: int) -> Prepared:
@@ -85,13 +88,13 @@ def _stations(seed: int) -> Prepared:
     names = tuple(f"{name} (new)" if len(y) <= DAYS else name for name, (_, y) in pairs)
     rows = sum(len(y) for _, y in [*silos.train, *silos.test])
     about = f"Beijing air quality (Chen 2017, UCI, CC BY 4.0): {rows} days, {len(columns)} columns"
+    sites, encoding = SitesHere.of_arrays(names, train, test, Regression())
     model = Linear("squared", "auto", intercept=True)
-    return Prepared(names, train, test, model, Regression(), (), about, "station")
+    return Prepared(sites, encoding, model, (), about, "station")
 
 
-def write_stations(study: StationStudy, folder: Path, command: str) -> None:
+def write_stations(found: Record, folder: Path, command: str) -> None:
     """Write the record and its tables."""
-    title = "Twelve stations, four of them new"
-    run = record("demo", title, command, study.problem, study.models, joining=study.found)
-    write_files(folder, exports(run))
-    run.write(folder)
+    made = record("demo", "Twelve stations, four of them new", command, found)
+    write_files(folder, exports(made))
+    made.write(folder)

@@ -27,7 +27,7 @@ from scaffpd.algorithms import ALGORITHMS, Algorithm, Fair
 from scaffpd.errors import InputError, unknown
 from scaffpd.fields import Json, Needs, SettingsTable, plain_name
 from scaffpd.objectives import OBJECTIVES, Objective
-from scaffpd.run.settings.methods import RULES, own_class
+from scaffpd.settings.methods import RULES, own_class
 
 PACKAGE: Mapping[str, Mapping[str, type]] = {"method": ALGORITHMS, "objective": OBJECTIVES}
 BASES: Mapping[str, type] = {"method": Algorithm, "objective": Objective}

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from scaffpd.numbers import brief, plural, whole
-from scaffpd.run.page import vega
-from scaffpd.run.page.tables import (
+from scaffpd.report.page import vega
+from scaffpd.report.page.tables import (
     FEW,
     marked,
     served,
@@ -16,9 +16,9 @@ from scaffpd.run.page.tables import (
     tone_of,
     uncertain,
 )
-from scaffpd.run.page.vega import LOOSE, MANY, STEP, Figure, Rows, Spec, layer, short
-from scaffpd.run.page.verdict import meanings
-from scaffpd.run.record import RunRecord
+from scaffpd.report.page.vega import LOOSE, MANY, STEP, Figure, Rows, Spec, layer, short
+from scaffpd.report.page.verdict import meanings
+from scaffpd.report.record import RunRecord
 from scaffpd.tasks.base import EVERYONE, ScoreRow
 from scaffpd.tasks.survival import THIRDS
 

@@ -1,174 +1,57 @@
-"""Train the models of a run, score them, and measure on held-out rows what joining brings."""
+"""From settings to the models that a run trains, and to what joining brings on held-out rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from scaffpd.algorithms import Fair
 from scaffpd.algorithms.base import Algorithm
 from scaffpd.errors import InputError
-from scaffpd.federation import ClientScores
+from scaffpd.federation import Federation
 from scaffpd.files import load_or_create
-from scaffpd.objectives import Average, Objective
+from scaffpd.objectives import Average
+from scaffpd.pipeline.columns import Ready
+from scaffpd.pipeline.judging import MOST_NUMBERS
+from scaffpd.pipeline.models import TOL, Contest, Trained, uncertified
+from scaffpd.pipeline.prepared import Prepared
 from scaffpd.privacy import Private
 from scaffpd.privacy.counts import spent_on_counts
-from scaffpd.run.prepare import Prepared, prepare
-from scaffpd.run.settings.run import RunConfig
-from scaffpd.run.settings.tables import AUTO
+from scaffpd.program.prepare import Source
+from scaffpd.report.folder import SECRET
+from scaffpd.settings.run import RunConfig
+from scaffpd.settings.tables import AUTO
 from scaffpd.study.gains import AVERAGE, FAIR, PERSONAL, Joining
-from scaffpd.study.joining import joining, joint_mode, start_of
-from scaffpd.training.cohort import Cohort, ModelSpec
-from scaffpd.training.history import Checkpoint
-from scaffpd.training.loop import Callback, Result, RoundInfo, Status, train
-from scaffpd.training.metrics import Spread
+from scaffpd.study.joining import joining, joint_mode
+from scaffpd.training.loop import Status
 
-SECRET = "noise.secret"
-TOL = 1e-6
-MOST_NUMBERS = 20_000_000  # rows × columns up to which clients are trained alone as well
 # rows × columns up to which a table is small, and its splits
 SMALL = 50_000
 SPLITS = 5
 
 
-@dataclass(frozen=True)
-class Trained:
-    """One model."""
-
-    name: str  # such as "average" or "fair"
-    role: str  # "before", "after" or "", for comparisons
-    algorithm: str  # its name
-    objective: Objective | None  # what was minimised; `None` where the algorithm has one of its own
-    model: ModelSpec | None  # with the strengths that it was trained with
-    result: Result = field(repr=False)
-    train: ClientScores = field(repr=False)
-    test: ClientScores | None = field(repr=False)
-    strength: float | None = None  # of the objective, on a fairness path
-
-    def own(self, i: int) -> NDArray[np.float64]:
-        """Return the parameters that serve a client."""
-        found = self.result.personal
-        return self.result.x if found is None else np.asarray(found[i])
-
-    def spread(self, prepared: Prepared) -> Spread:
-        """Summarise the clients' scores, on held-out rows where there are some."""
-        shown = self.train if self.test is None else self.test
-        return Spread.of(shown.names, shown.score, prepared.task.measure.upwards)
-
-
-class Watcher(Protocol):
-    """Callbacks during training, such as a screen."""
-
-    def begin(self, model: str, names: Sequence[str], rounds: int, tol: float | None) -> None:
-        """Begin with a model that is about to be trained."""
-
-    def show(self, info: RoundInfo) -> None:
-        """Show a round that is done."""
-
-
-def carry_out(
-    config: RunConfig, prepared: Prepared, cohort: Cohort, folder: Path, watcher: Watcher
-) -> list[Trained]:
-    """Train the models that are asked for; the last may have been interrupted."""
-    models: list[Trained] = []
+def contests(config: RunConfig, prepared: Prepared, ready: Ready, place: Path) -> list[Contest]:
+    """List the models to train, the average one first; `ready` has one x for all."""
+    tol = config.training.tol or None
+    model = ready.asked
+    others: float | str | None = tol
     if config.privacy is not None:
-        counts = prepared.counts
-        drawn = None if counts is None else counts.secret
-        secret = None if config.privacy.seed is not None else noise_secret(folder, drawn)
-        cohort = prepared.cohort(config, private(config, prepared, secret))
-        if counts is not None and cohort.channel.account is not None:
-            cohort.channel.account.charge(counts.releases)
-    settings = config.training
-    asked = contestants(config)
+        drawn = None if prepared.counts is None else prepared.counts.secret
+        secret = None if config.privacy.seed is not None else noise_secret(place, drawn)
+        model = private(config, prepared, secret)
+    elif tol is None and uncertified(config.method, ready.federation, config.training.seed):
+        others = AUTO
+    found = [
+        Contest(name, model, algorithm, role, tol if role == "after" else others)
+        for name, role, algorithm in contestants(config)
+    ]
     if joins(config, prepared):
         sizes = [len(y) for _, y in prepared.train]
-        asked.append((PERSONAL, "", Fair(joint_mode(sizes))))
-    for name, role, algorithm in asked:
-        if name == PERSONAL:
-            cohort = prepared.cohort(config, prepared.personal(config))
-        tol = settings.tol or None
-        if tol is None and role != "after" and _alone_certified(algorithm, config, cohort):
-            tol = TOL
-        watcher.begin(name, cohort.names, settings.rounds, tol)
-        models.append(
-            train_model(
-                name,
-                role,
-                algorithm,
-                prepared,
-                cohort,
-                settings.rounds,
-                tol,
-                settings.seed,
-                folder,
-                [watcher.show],
-            )
-        )
-        if models[-1].result.status is Status.INTERRUPTED:
-            break
-    return models
-
-
-def train_model(
-    name: str,
-    role: str,
-    algorithm: Algorithm,
-    prepared: Prepared,
-    cohort: Cohort,
-    rounds: int,
-    tol: float | None,
-    seed: int = 0,
-    folder: Path | None = None,
-    callbacks: Sequence[Callback] = (),
-) -> Trained:
-    """Train and score one model, going on from a checkpoint where the folder has one."""
-    file = "".join(c if c.isalnum() else "-" for c in name)
-    result = train(
-        algorithm,
-        cohort,
-        rounds,
-        tol,
-        seed,
-        start_of(cohort),
-        progress=False,
-        checkpoint=Checkpoint(folder / "checkpoint" / f"{file}.npz") if folder else None,
-        callbacks=callbacks,
-    )
-    return trained(name, role, algorithm, result, prepared, cohort)
-
-
-def trained(
-    name: str,
-    role: str,
-    algorithm: Algorithm,
-    result: Result,
-    prepared: Prepared,
-    cohort: Cohort,
-    strength: float | None = None,
-) -> Trained:
-    """Score the model that a run has found."""
-    return Trained(
-        name,
-        role,
-        type(algorithm).__name__,
-        getattr(algorithm, "objective", None),
-        cohort.model,
-        result,
-        prepared.scores(cohort, result.x, "train"),
-        prepared.scores(cohort, result.x, "test") if prepared.test else None,
-        strength,
-    )
-
-
-def main_model(models: Sequence[Trained]) -> Trained:
-    """Return the model that a run is about: the one after, else the one before, else the last."""
-    by_role = {one.role: one for one in models}
-    return by_role.get("after") or by_role.get("before") or models[-1]
+        personal = prepared.personal(config.model.kappa, config.model.personal)
+        found.append(Contest(PERSONAL, personal, Fair(joint_mode(sizes)), "", others))
+    return found
 
 
 def check_asked(config: RunConfig, prepared: Prepared) -> None:
@@ -200,6 +83,7 @@ def splits_of(config: RunConfig, prepared: Prepared) -> int:
 
 def joining_of(
     config: RunConfig,
+    source: Source,
     prepared: Prepared,
     models: Sequence[Trained],
     phase: Callable[[str, float], None] = lambda *_: None,
@@ -223,7 +107,7 @@ def joining_of(
         found = [_joining(config, prepared, models)]
         for k in range(1, splits):
             phase(f"{what}: split {k + 1} of {splits}", k / splits)
-            other = prepare(config, config.training.seed + k)
+            other = source.prepared(config.training.seed + k)
             pairs = zip(prepared.test, other.test, strict=True)
             if all(np.array_equal(old[0], new[0]) for old, new in pairs):
                 raise InputError(
@@ -241,7 +125,7 @@ def _joining(config: RunConfig, prepared: Prepared, models: Sequence[Trained] = 
     return joining(
         prepared.train,
         prepared.test,
-        prepared.personal(config),
+        prepared.personal(config.model.kappa, config.model.personal),
         config.goal,
         names=prepared.names,
         tol=training.tol or TOL,
@@ -301,7 +185,7 @@ def private(config: RunConfig, prepared: Prepared, secret: bytes | None = None) 
     )
 
 
-def settled(config: RunConfig, cohort: Cohort) -> RunConfig:
+def settled(config: RunConfig, federation: Federation) -> RunConfig:
     """Settle tol: the one asked for, else 1e-6 where a gap can be proven and 0 where none can."""
     tol = config.training.tol
     if tol == 0:
@@ -313,7 +197,7 @@ def settled(config: RunConfig, cohort: Cohort) -> RunConfig:
                 "tol needs a certificate, and with noise there is none: leave it out.",
             )
         return config.with_tol(0.0)
-    reason = _uncertified(config.method, config, cohort)
+    reason = uncertified(config.method, federation, config.training.seed)
     if reason is not None and tol is not None:
         raise InputError(
             "tol-without-certificate",
@@ -321,17 +205,3 @@ def settled(config: RunConfig, cohort: Cohort) -> RunConfig:
         )
     found = TOL if tol is None else tol
     return config.with_tol(0.0 if reason is not None else found)
-
-
-def _uncertified(algorithm: Algorithm, config: RunConfig, cohort: Cohort) -> str | None:
-    """Say why a method has no certificate on these clients."""
-    method = algorithm.choice(cohort)
-    reason: str | None = method.uncertified(method.init(cohort, config.training.seed, None))
-    return reason
-
-
-def _alone_certified(baseline: Algorithm, config: RunConfig, cohort: Cohort) -> bool:
-    """Return whether the average model has a certificate and the one asked for has none."""
-    if config.privacy is not None or _uncertified(config.method, config, cohort) is None:
-        return False
-    return _uncertified(baseline, config, cohort) is None

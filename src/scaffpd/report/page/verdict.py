@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from scaffpd.numbers import brief, capital, plain, several, small
 from scaffpd.objectives import OBJECTIVES
-from scaffpd.run.page.tables import FEW, uncertain
-from scaffpd.run.record import Overall, PrivacyRecord, RunRecord
+from scaffpd.report.page.tables import FEW, uncertain
+from scaffpd.report.record import Overall, PrivacyRecord, RunRecord
 from scaffpd.study.gains import ALONE, CONSTANT
 from scaffpd.training.metrics import NO, NOISE, YES
 

@@ -1,7 +1,7 @@
 """The folder of a run.
 
 config.toml           the settings, complete and re-runnable
-run.json              the record (see `run.record`): what was trained, how it ended, all tables
+run.json              the record (see `report.record`): what was trained, how it ended, all tables
 model.safetensors     the model to use: the one recommended
 NAME.safetensors      every model that was compared: constant, alone, average, fair, personal. One
                       of clients' own has the shared one first; each is its client's business
@@ -28,17 +28,20 @@ from safetensors.numpy import save as save_tensors
 from scaffpd.errors import InputError
 from scaffpd.files import lock_folder, make_folder, write_file
 from scaffpd.numbers import several
-from scaffpd.run import record
-from scaffpd.run.prepare import Prepared
-from scaffpd.run.record import RunRecord, TableReading
-from scaffpd.run.recording import exports
-from scaffpd.run.settings.model_file import model_bytes
-from scaffpd.run.settings.run import RunConfig
-from scaffpd.run.train import SECRET, Trained, main_model
+from scaffpd.pipeline.models import Contest, Trained, main_model
+from scaffpd.pipeline.prepared import Prepared
+from scaffpd.pipeline.run import Record
+from scaffpd.report import record
+from scaffpd.report.record import RunRecord, TableReading
+from scaffpd.report.recording import exports
+from scaffpd.settings.model_file import Setup, model_bytes
+from scaffpd.settings.run import RunConfig
 from scaffpd.study.gains import AVERAGE, FAIR, MODELS, Joining
+from scaffpd.training.history import Checkpoint
 
 Kind = Literal["train", "path"]
 MAIN = "model.safetensors"
+SECRET = "noise.secret"
 OTHERS = tuple(f"{name}.safetensors" for name in MODELS)
 TABLES = (
     "rounds.csv",
@@ -134,14 +137,17 @@ class RunFolder:
         """Return the command that makes the run again."""
         return f"scaffpd {kind} {shlex.quote((self.path / 'config.toml').as_posix())}"
 
-    def write(
-        self,
-        run: RunRecord,
-        prepared: Prepared,
-        models: list[Trained],
-        joining: Joining | str = "",
-    ) -> None:
+    def checkpoint(self, contest: Contest) -> Checkpoint:
+        """Return where the states of a model are kept."""
+        file = "".join(c if c.isalnum() else "-" for c in contest.name)
+        return Checkpoint(self.path / "checkpoint" / f"{file}.npz")
+
+    def write(self, run: RunRecord, found: Record) -> None:
         """Write record, models and tables."""
+        assert found.own is not None
+        prepared = found.own.rows
+        models = found.models
+        joining = found.own.joining
         files: dict[str, str | bytes] = dict(exports(run))
         files[MAIN] = _trained(main_model(models), prepared)
         files |= {
@@ -179,8 +185,28 @@ def _trained(one: Trained, prepared: Prepared) -> bytes:
 
 def _model(x: NDArray[np.float64], prepared: Prepared, owners: Sequence[str] = ()) -> bytes:
     x = np.ascontiguousarray(prepared.in_units(x))
-    setup = prepared.setup()
+    setup = setup_of(prepared)
     return save_tensors({"x": x}) if setup is None else model_bytes(x, setup, owners)
+
+
+def setup_of(prepared: Prepared) -> Setup | None:
+    """Describe what the parameters expect of a row; `None` where the rows are no table."""
+    if prepared.schema is None:
+        return None
+    linear = prepared.model
+    model = {
+        "kind": "linear",
+        "task": prepared.task.name,
+        "loss": linear.loss,
+        "intercept": linear.intercept,
+    }
+    if linear.periods:
+        model["periods"] = list(linear.periods)
+    if linear.classes is not None:
+        model["classes"] = linear.classes
+    if prepared.exposure is not None:
+        model["exposure"] = list(prepared.exposure)
+    return Setup(model, *prepared.encoding)
 
 
 def _lasting(text: str) -> dict[str, object] | None:

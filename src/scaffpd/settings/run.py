@@ -18,8 +18,8 @@ from scaffpd.errors import InputError
 from scaffpd.fields import Json, SettingsTable, read_toml, validated
 from scaffpd.objectives import Objective
 from scaffpd.privacy import LOCAL_STEPS, RADIUS, ROUNDS
-from scaffpd.run.settings.methods import algorithm_of, changed, class_of, kind_of, with_usual
-from scaffpd.run.settings.tables import (
+from scaffpd.settings.methods import algorithm_of, changed, class_of, kind_of, with_usual
+from scaffpd.settings.tables import (
     ModelSettings,
     PathSettings,
     PrivacySettings,

@@ -9,13 +9,14 @@ import numpy as np
 
 from scaffpd.errors import InputError
 from scaffpd.objectives import Average, Objective
-from scaffpd.run.prepare import Prepared
-from scaffpd.run.record import PathRecord
-from scaffpd.run.settings.run import RunConfig
-from scaffpd.run.train import Trained, Watcher, main_model, trained
+from scaffpd.pipeline.columns import Ready
+from scaffpd.pipeline.models import Contest, Contests, Trained, main_model
+from scaffpd.pipeline.prepared import Prepared
+from scaffpd.pipeline.sites import Encoding
+from scaffpd.report.record import PathRecord
+from scaffpd.settings.run import RunConfig
 from scaffpd.study.gains import AVERAGE
-from scaffpd.study.path import WALKABLE, WarmStart, grid
-from scaffpd.training.cohort import Cohort
+from scaffpd.study.path import WALKABLE, grid
 from scaffpd.training.metrics import Spread
 
 # of a share (0.2 points of accuracy) or of an error: less is no reason to leave the average
@@ -53,28 +54,30 @@ def walkable(config: RunConfig) -> None:
         )
 
 
-def walk(config: RunConfig, prepared: Prepared, cohort: Cohort, watcher: Watcher) -> list[Trained]:
-    """Train a grid of objectives of the kind that the settings name, one after the other."""
+def walk(config: RunConfig, prepared: Prepared, ready: Ready) -> Contests:
+    """Go along a grid of objectives of the kind that the settings name, one after the other."""
     walkable(config)
-    assert config.goal is not None
-    settings = config.training
-    tol = settings.tol or None
-    models: list[Trained] = []
-    start = WarmStart()
-    points: dict[str, Objective] = {AVERAGE: Average(prior=config.goal.prior)}
-    while len(models) < len(points):
+    goal = config.goal
+    assert goal is not None
+    points: dict[str, Objective] = {AVERAGE: Average(prior=goal.prior)}
+
+    def following(_: Encoding, models: Sequence[Trained]) -> Contest | None:
+        if len(models) == 1:  # its losses set the scale of all others
+            points.update(grid(goal, models[0].result.history.last_losses, config.path.points))
+        if len(models) == len(points):
+            return None
         name, objective = list(points.items())[len(models)]
-        algorithm = config.method_for(objective)
-        watcher.begin(name, cohort.names, settings.rounds, tol)
-        result = start.train(
-            algorithm, cohort, settings.rounds, tol, settings.seed, False, [watcher.show]
-        ).uninterrupted()
-        strength = objective.strength if type(objective) is type(config.goal) else None
-        role = "" if models else "before"
-        models.append(trained(name, role, algorithm, result, prepared, cohort, strength))
-        if name == AVERAGE:  # its losses set the scale of all others
-            points = grid(config.goal, result.history.last_losses, config.path.points)
-    return suggested(models, prepared)
+        return Contest(
+            name,
+            ready.asked,
+            config.method_for(objective),
+            "" if models else "before",
+            config.training.tol or None,
+            objective.strength if type(objective) is type(goal) else None,
+            follows=True,
+        )
+
+    return following
 
 
 def suggested(models: Sequence[Trained], prepared: Prepared) -> list[Trained]:
@@ -83,16 +86,22 @@ def suggested(models: Sequence[Trained], prepared: Prepared) -> list[Trained]:
     Training rows choose it, so that held-out rows can tell what it is worth.
     """
     at = _chosen(models, prepared)
-    if not knee([models[k].spread(prepared) for k in (0, at)], prepared.task.measure.upwards):
+    if not knee([_spread(models[k], prepared) for k in (0, at)], prepared.task.measure.upwards):
         at = 0
-    return [
-        replace(one, role="after") if k == at and k > 0 else one for k, one in enumerate(models)
-    ]
+    marked = list(models)
+    if at:
+        marked[at] = replace(marked[at], contest=replace(marked[at].contest, role="after"))
+    return marked
 
 
 def _chosen(models: Sequence[Trained], prepared: Prepared) -> int:
-    up = prepared.task.measure.upwards
-    return knee([Spread.of(one.train.names, one.train.score, up) for one in models], up)
+    spreads = [_spread(one, prepared, "train") for one in models]
+    return knee(spreads, prepared.task.measure.upwards)
+
+
+def _spread(one: Trained, prepared: Prepared, split: str = "") -> Spread:
+    shown = one.scores.get(split, one.shown)
+    return Spread.of(shown.names, shown.score, prepared.task.measure.upwards)
 
 
 def about(config: RunConfig, prepared: Prepared, models: Sequence[Trained]) -> PathRecord:
@@ -114,8 +123,8 @@ def _reason(models: Sequence[Trained], prepared: Prepared) -> str:
             f"{AVERAGE}; on training rows no point gives the worst-served fifth "
             "more than it takes from the mean."
         )
-    before = models[0].spread(prepared)
-    after = chosen.spread(prepared)
+    before = _spread(models[0], prepared)
+    after = _spread(chosen, prepared)
     step = prepared.task.measure.step
     worst = step(after.worst_20 - before.worst_20)
     moved = f"{worst} for the worst-served fifth, {step(after.mean - before.mean)} for the mean"

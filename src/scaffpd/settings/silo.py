@@ -13,8 +13,8 @@ from scaffpd.data.tabular.formats import ACCEPTED, is_table
 from scaffpd.data.tabular.settings import DECIMALS
 from scaffpd.errors import InputError
 from scaffpd.fields import Needs, SettingsTable, read_toml, validated
-from scaffpd.run.settings.tables import OwnClasses
 from scaffpd.secure import SHARE
+from scaffpd.settings.tables import OwnClasses
 
 FEDERATION = {"silos": "a coordinator's federation.toml; a silo's silo.toml is needed"}
 ALWAYS = "always"

@@ -19,9 +19,9 @@ from pathlib import Path
 from scaffpd.errors import InputError, needed
 from scaffpd.files import make_folder, write_file
 from scaffpd.numbers import plain, plural, small, whole
-from scaffpd.run.page import vega, verdict
-from scaffpd.run.page.figures import figures
-from scaffpd.run.page.tables import (
+from scaffpd.report.page import vega, verdict
+from scaffpd.report.page.figures import figures
+from scaffpd.report.page.tables import (
     FEW,
     client_lines,
     effect_table,
@@ -29,7 +29,7 @@ from scaffpd.run.page.tables import (
     score_tables,
     shown_models,
 )
-from scaffpd.run.record import ModelRecord, RunRecord
+from scaffpd.report.record import ModelRecord, RunRecord
 
 NAME = "report.html"
 SCALE = 2  # pixels per point
@@ -182,7 +182,7 @@ def _hash(script: str) -> str:
 
 def packaged(name: str) -> str:
     """Read a file of this package."""
-    return files("scaffpd.run.page").joinpath(name).read_text(encoding="utf-8")
+    return files("scaffpd.report.page").joinpath(name).read_text(encoding="utf-8")
 
 
 def embedded(value: object) -> str:

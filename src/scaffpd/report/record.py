@@ -30,6 +30,7 @@ from pydantic import (
 from scaffpd.errors import InputError
 from scaffpd.files import write_file
 from scaffpd.numbers import plural
+from scaffpd.pipeline.judging import CoefficientRow
 from scaffpd.tasks import measured_by, measuring, named
 from scaffpd.tasks.base import LOSS, BinRow, Measure, ScoreRow, Task
 from scaffpd.training.metrics import NO, NOISE, YES, Spread, a_fifth
@@ -255,14 +256,6 @@ class PrivacyRecord(RecordPart):
 
     def __str__(self) -> str:
         return f"(ε, δ) = ({self.epsilon:.2f}, {self.delta:g})"
-
-
-class CoefficientRow(RecordPart):
-    """What one standard deviation of a column adds to the output, by model; or its effect."""
-
-    column: str
-    label: str = ""
-    values: dict[str, float]
 
 
 class PathRecord(RecordPart):

@@ -1,7 +1,6 @@
-"""Scores of a model: accuracy, the rows that it picks, calibration, columns, and their effects.
+"""What is measured on rows that are here: scores, calibration, coefficients, what joining brings.
 
-All of it is about held-out rows of clients in this process. Silos elsewhere are asked for none of
-it.
+Nothing of it leaves a silo: each judges its own rows, and a notebook those of all clients.
 """
 
 from __future__ import annotations
@@ -16,18 +15,26 @@ from scaffpd.algorithms.evidence import INTERCEPT
 from scaffpd.data.tabular.agree import encoded_features
 from scaffpd.data.tabular.columns import CATEGORY
 from scaffpd.models import Personal
-from scaffpd.run.prepare import Prepared
-from scaffpd.run.record import CoefficientRow
-from scaffpd.run.settings.run import RunConfig
-from scaffpd.run.train import MOST_NUMBERS, Trained
+from scaffpd.pipeline.models import Trained
+from scaffpd.pipeline.prepared import Prepared
 from scaffpd.study.coefficients import CoefficientTable, coefficients, level_contrast
-from scaffpd.study.gains import PERSONAL
+from scaffpd.study.gains import PERSONAL, Joining
 from scaffpd.tasks.base import HeldOutScores
 from scaffpd.training.cohort import Cohort
 
+MOST_NUMBERS = 20_000_000  # rows × columns up to which clients are trained alone as well
 MOST_EFFECTS = 300  # columns up to which effects are estimated
 MOST_POINTS = 3  # models of a path that have bins and coefficients
 Matrix = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class CoefficientRow:
+    """What one standard deviation of a column adds to the output, by model; or its effect."""
+
+    column: str
+    label: str = ""
+    values: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,23 @@ class RunScores(HeldOutScores):
     """All that is measured on held-out rows, of every model, and coefficients."""
 
     coefficients: Sequence[CoefficientRow] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """All that is measured on rows that are here.
+
+    Attributes:
+        rows: how they are read.
+        joining: what training together brings, or why that is not known; "" where nobody asks.
+        scores: beside losses and the task's measure.
+        effects: of lines and categories, in units of the columns.
+    """
+
+    rows: Prepared
+    joining: Joining | str = ""
+    scores: RunScores = field(default_factory=RunScores)
+    effects: CoefficientTable | None = None
 
 
 def held_out_scores(prepared: Prepared, models: Sequence[Trained]) -> RunScores:
@@ -90,7 +114,7 @@ def coefficient_rows(
     return rows
 
 
-def effects(config: RunConfig, prepared: Prepared) -> CoefficientTable | None:
+def effects(prepared: Prepared, personal: Sequence[str] = ()) -> CoefficientTable | None:
     """Estimate lines and categories of a table, without curves; `None` where that cannot be.
 
     The intercept is that of a row with the mean of every column; a category is the difference from
@@ -99,12 +123,7 @@ def effects(config: RunConfig, prepared: Prepared) -> CoefficientTable | None:
     """
     model = prepared.model
     schema = prepared.schema
-    if (
-        schema is None
-        or len(prepared.labels) > 2
-        or config.privacy is not None
-        or prepared.numbers > MOST_NUMBERS
-    ):
+    if schema is None or len(prepared.labels) > 2 or prepared.numbers > MOST_NUMBERS:
         return None
     encoded = encoded_features(schema)
     lines = [j for j, feature in enumerate(encoded) if not feature.step]
@@ -112,7 +131,7 @@ def effects(config: RunConfig, prepared: Prepared) -> CoefficientTable | None:
         return None
     categorical = {column["name"] for column in schema["columns"] if column["kind"] == CATEGORY}
     groups = [encoded[j].group for j in lines]
-    named = prepared.differing(config.model.personal)
+    named = prepared.differing(personal)
     places = {j: k for k, j in enumerate(lines)} | {INTERCEPT: INTERCEPT}
     last = list(model.beyond)
     differ = None if named is None else [places[j] for j in named if j in places]
@@ -121,8 +140,8 @@ def effects(config: RunConfig, prepared: Prepared) -> CoefficientTable | None:
     cohort = Cohort(rows, Personal(shape, 1.0, differ), prepared.names)
     L = level_contrast(
         [*(group if group in categorical else "" for group in groups), *[""] * len(last)],
-        np.append(prepared.mean[lines], [1.0] * len(last)),
-        np.append(prepared.deviation[lines], [1.0] * len(last)),
+        np.append(prepared.encoding.mean[lines], [1.0] * len(last)),
+        np.append(prepared.encoding.deviation[lines], [1.0] * len(last)),
     )
     found = coefficients(cohort, prepared.unit * L, prepared.centre)
     return replace(found, names=(*(encoded[j].name for j in lines), *last))

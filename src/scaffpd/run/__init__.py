@@ -1,1 +1,0 @@
-"""Runs: from settings to a folder with models, one record and a page."""
