@@ -12,10 +12,10 @@ import scaffpd as sp
 from scaffpd import cli
 from scaffpd.data import beijing_air
 from scaffpd.program import demo
-from scaffpd.program import train as pipeline
 from scaffpd.report.page.figures import figures
 from scaffpd.report.page.verdict import QUESTIONS, answers
 from scaffpd.report.record import RunRecord
+from scaffpd.study import path
 from scaffpd.study.gains import ALONE, AVERAGE, PERSONAL
 
 
@@ -26,7 +26,7 @@ def study():
 
 def test_the_average_model_is_numpys(study):
     """min_x Σ_i (1/N) mean (⟨a, x⟩ − y)² + ½ Σ_j l2_j x_j² solved by its normal equations."""
-    one = study.found
+    one = study.own.joining
     silos = beijing_air(4, 30, 0)
     mine = [name != "rain" for name in silos.features]
     train, test = (
@@ -44,14 +44,14 @@ def test_the_average_model_is_numpys(study):
 
 
 def test_weeks_of_the_test_year_count_once(study):
-    weeks = [-(-held // 7) for _, held in study.found.rows]
-    assert (study.found.evidence.blocks == weeks).all()
-    assert "blocks of 7 held-out rows" in study.found.method
+    weeks = [-(-held // 7) for _, held in study.own.joining.rows]
+    assert (study.own.joining.evidence.blocks == weeks).all()
+    assert "blocks of 7 held-out rows" in study.own.joining.method
 
 
 def test_new_stations_gain_from_the_others(study):
-    loss = dict(zip(study.found.models, study.found.loss, strict=True))
-    new = np.array([trained == 30 for trained, _ in study.found.rows])
+    loss = dict(zip(study.own.joining.models, study.own.joining.loss, strict=True))
+    new = np.array([trained == 30 for trained, _ in study.own.joining.rows])
     for model in (AVERAGE, PERSONAL):
         assert loss[model][new].mean() < 0.8 * loss[ALONE][new].mean()
 
@@ -60,8 +60,8 @@ def test_the_folder_and_the_words(study, tmp_path):
     demo.write_stations(study, tmp_path, "scaffpd demo")
     run = RunRecord.read(tmp_path)
     assert (run.kind, run.word) == ("demo", "station")
-    assert run.joining.sentence == study.found.sentence
-    assert run.joining.details == study.found.details
+    assert run.joining.sentence == study.own.joining.sentence
+    assert run.joining.details == study.own.joining.details
     said = answers(run)
     assert list(said) == [QUESTIONS[key] for key in ("who", "cost", "much", "sure")]
     drawn = {figure.name: figure for figure in figures(run)}
@@ -95,10 +95,10 @@ def test_the_command_prints_the_sentence_and_fits_a_narrow_terminal(
     lines = out[: out.index("Report:")].splitlines()
     assert max(map(len, lines)) <= 80
     assert len(lines) < 25
-    assert study.found.sentence in " ".join(out.split())
+    assert study.own.joining.sentence in " ".join(out.split())
     page = (tmp_path / "report.html").read_text(encoding="utf-8").replace("\u00a0", " ")
-    assert page.index(study.found.sentence) < page.index('id="figure-joining"')
-    assert page.count(study.found.sentence) == 1
+    assert page.index(study.own.joining.sentence) < page.index('id="figure-joining"')
+    assert page.count(study.own.joining.sentence) == 1
     assert cli.run(["demo", "--quiet", "--out", str(tmp_path / "again")]) == 0
     captured = capsys.readouterr()
     assert captured.out + captured.err == ""
@@ -120,9 +120,9 @@ def test_phases_threads_and_interruptions(monkeypatch):
     demo.stations(phase=phases.append)
     assert len(phases) == 4
     assert seen == [1, threads]
-    real = pipeline.train
+    real = path.train
     monkeypatch.setattr(
-        pipeline,
+        path,
         "train",
         lambda *a, **k: replace(real(*a[:2], 1, *a[3:], **k), status=sp.Status.INTERRUPTED),
     )

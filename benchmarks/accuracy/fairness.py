@@ -89,9 +89,9 @@ def rules(losses: Array, b: Array, v: Array, n: Array) -> Mapping[str, Objective
 
 def held_out(split: Split, curves: str) -> dict[str, list[Array]]:
     """Return the losses of every client's held-out rows, rule by rule."""
-    config, prepared = read(split, curves)
+    prepared = read(split, curves)
     model = prepared.model
-    cohort = prepared.cohort(config, sp.Personal(model))
+    cohort = sp.Cohort(prepared.train, sp.Personal(model), prepared.names)
     n = np.array([len(y) for _, y in prepared.train], dtype=float)
 
     def trained(goal: Objective, x0: Array | None) -> sp.Result:

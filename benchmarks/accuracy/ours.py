@@ -12,14 +12,15 @@ from tables import Array, Rows, Split
 
 import scaffpd as sp
 from scaffpd.objectives.base import Objective
-from scaffpd.program.prepare import Prepared, prepare
+from scaffpd.pipeline.prepared import Prepared
+from scaffpd.program.prepare import Source
 from scaffpd.settings.run import RunConfig
 from scaffpd.study.joining import start_of
 
 CLIENT, TARGET = "(client)", "(target)"
 
 
-def read(split: Split, curves: str) -> tuple[RunConfig, Prepared]:
+def read(split: Split, curves: str) -> Prepared:
     """Write the split into two files and read them as a run does; clients are c00000, …"""
     with TemporaryDirectory() as folder:
         files = [Path(folder) / "train.csv", Path(folder) / "test.csv"]
@@ -39,16 +40,18 @@ def read(split: Split, curves: str) -> tuple[RunConfig, Prepared]:
         texts = [str(c) for c in split.train if split.train[c].dtype == "category"]
         data |= {"categories": texts} if texts else {}
         config = RunConfig.of({"data": data}, Path(folder) / "config.toml")
-        return config, prepare(config)
+        return Source(config).prepared()
 
 
 def ours(personal: bool, objective: Callable[[Rows], Objective], curves: str = "auto") -> Method:
     """Return a method; `objective` is made from the clients' numbers of rows."""
 
     def method(split: Split) -> Array:
-        config, prepared = read(split, curves)
+        prepared = read(split, curves)
         model = prepared.model
-        cohort = prepared.cohort(config, sp.Personal(model) if personal else model)
+        cohort = sp.Cohort(
+            prepared.train, sp.Personal(model) if personal else model, prepared.names
+        )
         sizes = np.array([len(y) for _, y in prepared.train], dtype=float)
         fair = sp.fair(objective(sizes))
         result = sp.train(fair, cohort, tol=1e-6, x0=start_of(cohort), progress=False)

@@ -4,6 +4,8 @@ import csv
 
 import numpy as np
 
+import scaffpd as sp
+from scaffpd.program.prepare import Source
 from scaffpd.program.running import one_run
 from scaffpd.settings.run import RunConfig
 
@@ -59,6 +61,18 @@ def asked(file, data_test=0.2, data_groups=(), **tables):
     data |= {"groups": list(data_groups)} if data_groups else {}
     tables["training"] = {"splits": 0} | tables.get("training", {})
     return RunConfig.of({"data": data, **tables}, file.name)
+
+
+def prepared(config, **given):
+    """The rows of a run, encoded."""
+    return Source(config).prepared(**given)
+
+
+def cohort(rows, model=None):
+    """Such rows with their model, its strengths settled, or with another."""
+    return sp.Cohort(
+        rows.train, rows.model if model is None else model, rows.names, test=rows.test or None
+    )
 
 
 def trained(config, place, watcher=None, fresh=False):

@@ -42,7 +42,7 @@ def read(*files, seed=0, **more):
     """Read files into clients; by default `site` is the client and `ill` the target."""
     settings = {"file": files, "client": "site", "target": "ill", **more}
     source = TableSettings(**settings)
-    found = read_clients(source, seed)
+    found = read_clients(source).clients(seed)
     return agreed_on(found, source.curves == "on")
 
 

@@ -128,7 +128,7 @@ def test_options_take_the_place_of_the_settings(here, capsys):
 
 
 PHASES = {  # where Ctrl-C comes, and whether something was trained before
-    "scaffpd.program.running.prepare": False,
+    "scaffpd.program.running.Source": False,
     "scaffpd.program.running.settled": False,
     "scaffpd.cli.screens.RoundsScreen.show": True,
     "scaffpd.program.train.joining": True,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import scaffpd as sp
-from scaffpd.program.prepare import prepare
+from cases.runs import prepared
 from scaffpd.settings.run import RunConfig
 
 RESULTS = Path(__file__).parents[2] / "results" / "flamby" / "README.md"
@@ -46,7 +46,7 @@ def test_hospitals_are_as_flamby_has_them():
 
 def test_runs_on_the_hospitals_say_how_the_benchmark_compares():
     """The remark, which stands on the page, has the numbers of results/flamby."""
-    remark = prepare(RunConfig.of({"data": {"source": "hospitals"}}, "hospitals")).remarks[0]
+    remark = prepared(RunConfig.of({"data": {"source": "hospitals"}}, "hospitals")).remarks[0]
     part = RESULTS.read_text().partition("## heart")[2].partition("95 % intervals")[0]
     means = {
         row.split("|")[1].strip(): float(row.split("**")[1])

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import scaffpd as sp
 from cases.refusals import refuses
 from cases.runs import Nobody, asked, trained
+from cases.runs import prepared as read
 from scaffpd.data.curves import counted, thresholds
 from scaffpd.privacy.accountant import Account, epsilon
 from scaffpd.privacy.counts import (
@@ -21,10 +22,9 @@ from scaffpd.privacy.counts import (
     PrivateCounts,
     spent_on_counts,
 )
-from scaffpd.program.prepare import prepare
+from scaffpd.program.train import noise_secret
 from scaffpd.report.record import RunRecord
 from scaffpd.settings.run import RunConfig
-from scaffpd.program.train import noise_secret
 
 SECRET = bytes(range(32))
 numbers = st.floats(-1e6, 1e6) | st.sampled_from([0.0, 1.0, -0.5, 37.0, float("nan")])
@@ -134,12 +134,12 @@ def test_a_private_run_with_curves_says_what_it_has_cost(tmp_path):
     assert any("l2 is 0.1:" in remark for remark in prepared.remarks)
     steps = [len(column.get("steps", ())) for column in prepared.schema["columns"]]
     assert all(2 <= number <= 7 for number in steps)
-    assert models[0].test.score.min() > 0.7  # lines: .55
+    assert models[0].scores["test"].score.min() > 0.7  # lines: .55
     # the same secret finds the same thresholds, another one others
     secret = noise_secret(tmp_path / "run")
-    assert prepare(config, secret=secret).schema == prepared.schema
+    assert read(config, secret=secret).schema == prepared.schema
     plain, *_ = trained(asked(file, privacy={"epsilon": 4}), tmp_path / "lines")
-    assert plain[0].test.score.min() < 0.65
+    assert plain[0].scores["test"].score.min() < 0.65
 
 
 def test_an_interrupted_run_goes_on_with_its_thresholds_and_its_account(tmp_path):

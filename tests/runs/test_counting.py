@@ -11,8 +11,8 @@ from scipy.optimize import minimize
 import scaffpd as sp
 from cases.commands import ran
 from cases.refusals import refuses
+from cases.runs import cohort, prepared
 from scaffpd.report.predict import predict
-from scaffpd.program.prepare import prepare
 from scaffpd.settings.run import RunConfig
 
 HEADER = ("site", "x", "z", "w", "log_e", "y")
@@ -54,12 +54,12 @@ def config(path, objective="Average", training=None, more=None, **data):
 
 def coefficients(config):
     """Intercept and slopes of the one model, in units of the table."""
-    prepared = prepare(config)
-    config = config.counting([len(y) for _, y in prepared.train])
-    result = sp.train(config.method, prepared.cohort(config), 300, 1e-12)
-    slopes = prepared.in_units(result.x.copy())
-    scaled = slopes[:-1] / prepared.deviation
-    return np.array([slopes[-1] - prepared.mean @ scaled, *scaled]), prepared
+    found = prepared(config)
+    config = config.counting([len(y) for _, y in found.train])
+    result = sp.train(config.method, cohort(found), 300, 1e-12)
+    slopes = found.in_units(result.x.copy())
+    scaled = slopes[:-1] / found.encoding.deviation
+    return np.array([slopes[-1] - found.encoding.mean @ scaled, *scaled]), found
 
 
 def test_a_weight_counts_as_so_many_rows(tmp_path, rows):
@@ -104,7 +104,7 @@ def test_counts_with_exposures_have_their_likelihood(tmp_path, rows):
     assert found == pytest.approx(best, abs=1e-4)
     with refuses("weights-with-noise"):
         private = {"data": {**PLAIN, "file": [table], **asked}, "privacy": {"epsilon": 1.0}}
-        prepare(RunConfig.of(private, table))
+        prepared(RunConfig.of(private, table))
 
 
 def test_a_run_with_pairs_weights_and_exposures_predicts(tmp_path, capsys):

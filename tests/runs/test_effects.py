@@ -10,12 +10,11 @@ import pytest
 
 import scaffpd as sp
 from cases.refusals import refuses
-from cases.runs import asked, patients
+from cases.runs import asked, patients, prepared
 from scaffpd import cli
-from scaffpd.report import page as report
-from scaffpd.program.prepare import prepare
-from scaffpd.program.scores import effects
+from scaffpd.pipeline.judging import effects
 from scaffpd.program.train import check_asked
+from scaffpd.report import page as report
 
 
 @pytest.mark.parametrize("number", [True, False])
@@ -24,17 +23,17 @@ def test_effects_are_those_of_the_raw_columns(tmp_path, number):
     file = patients(tmp_path / "patients.csv", number=number)
     personal = {"personal": ["age", "intercept"]}
     config = asked(file, training={"splits": 1}, model=personal)
-    prepared = prepare(config)
-    found = effects(config, prepared)
+    rows = prepared(config)
+    found = effects(rows, config.model.personal)
     assert found.names == ("age", "sex=f", "sex=m", "pressure", "intercept")
-    columns = list(prepared.columns)
+    columns = list(rows.columns)
     kept = [columns.index(name) for name in ("age", "sex=m", "pressure")]
-    scale, mean = prepared.deviation, prepared.mean
+    scale, mean = rows.encoding.deviation, rows.encoding.mean
     raw = []
-    for X, y in prepared.train:
+    for X, y in rows.train:
         lines = X[:, kept] * scale[kept] + mean[kept]
         lines = lines - mean[kept]  # the intercept is that of a row with mean columns
-        raw.append((lines, y * prepared.unit + prepared.centre if number else y))
+        raw.append((lines, y * rows.unit + rows.centre if number else y))
     model = sp.Linear("squared" if number else "logistic", intercept=True)
     peer = sp.coefficients(sp.Cohort(raw, sp.Personal(model, columns=[0, "intercept"])))
     age, male, pressure, intercept = peer.estimate
@@ -68,7 +67,7 @@ def test_columns_that_are_not_there_are_refused(tmp_path):
     file = patients(tmp_path / "patients.csv")
     config = asked(file, training={"splits": 1}, model={"personal": ["agee"]})
     with refuses("unknown-name"):
-        check_asked(config, prepare(config))
+        check_asked(config, prepared(config))
     config = asked(file, model={"personal": ["age"]})  # without personal models
     with refuses("no-personal-models"):
-        check_asked(config, prepare(config))
+        check_asked(config, prepared(config))

@@ -10,13 +10,12 @@ import json
 import numpy as np
 import pytest
 
-from cases.runs import Nobody
+from cases.runs import prepared, trained
 from scaffpd import cli
+from scaffpd.program.train import splits_of
 from scaffpd.report import page as report
-from scaffpd.program.prepare import prepare
 from scaffpd.report.record import RunRecord
 from scaffpd.settings.run import RunConfig
-from scaffpd.program.train import carry_out, joining_of, splits_of
 
 
 @pytest.fixture(scope="module")
@@ -133,17 +132,16 @@ def test_rows_that_are_held_out_by_a_column_are_one_split(table, tmp_path):
     config = RunConfig.of(
         {"data": data, "model": {"l2": 0.1}, "objective": {"kind": "Average"}}, "c.toml"
     )
-    prepared = prepare(config)
-    assert splits_of(config, prepared) == 1
-    assert splits_of(RunConfig.of({"data": data | {"split_by": "site"}}, "c.toml"), prepared) == 1
+    rows = prepared(config)
+    assert splits_of(config, rows) == 1
+    assert splits_of(RunConfig.of({"data": data | {"split_by": "site"}}, "c.toml"), rows) == 1
     drawn = {name: value for name, value in data.items() if name != "split_by"}
-    assert splits_of(RunConfig.of({"data": drawn}, "c.toml"), prepared) == 5  # of a small table
+    assert splits_of(RunConfig.of({"data": drawn}, "c.toml"), rows) == 5  # of a small table
     asked = RunConfig.of(
         {"data": data, "training": {"splits": 3}, "objective": {"kind": "Average"}}, "c.toml"
     )
-    (tmp_path / "checkpoint").mkdir()
-    models = carry_out(asked.with_tol(1e-3), prepared, prepared.cohort(asked), tmp_path, Nobody())
-    assert "the same for every seed" in joining_of(asked, prepared, models)
+    *_, joining = trained(asked.with_tol(1e-3), tmp_path / "run")
+    assert "the same for every seed" in joining
 
 
 def test_the_recommended_model_predicts(run, table, tmp_path, capsys):

@@ -44,7 +44,7 @@ def test_rows_that_were_trained_on_get_what_the_cohort_says(trained):
     folder, models, prepared = trained
     found = predict(folder / "run", folder / "p.csv")
     truth = [line.split(",")[-1] for line in lines(folder)[1:]]
-    for name, accuracy in zip(prepared.names, models[1].train.score, strict=True):
+    for name, accuracy in zip(prepared.names, models[1].scores["train"].score, strict=True):
         mine = [
             str(p) == t
             for c, p, t in zip(found.clients, found.predicted, truth, strict=True)
@@ -84,9 +84,9 @@ def test_held_out_rows_get_what_the_run_has_scored(tmp_path):
     right = np.array(found.predicted) == truth
     owner = np.array(found.clients)
     rows = read_table(tmp_path / "p.csv", client="hospital", target="outcome").rows
-    for own, accuracy in zip(rows, models[1].test.score, strict=True):
+    for own, accuracy in zip(rows, models[1].scores["test"].score, strict=True):
         assert right[owner == own.name][own.held].mean() == pytest.approx(accuracy)
-    assert models[1].test.score.mean() > 0.95
+    assert models[1].scores["test"].score.mean() > 0.95
 
 
 def test_gaps_of_known_clients_are_filled_as_in_training_whatever_else_is_in_the_file(trained):
@@ -119,7 +119,7 @@ def test_numbers_come_in_the_units_of_the_file(tmp_path):
     )
     found = predict(tmp_path / "run", tmp_path / "p.csv")
     truth = np.array([float(line.split(",")[-1]) for line in lines(tmp_path)[1:]])
-    for name, error in zip(prepared.names, models[1].train.score, strict=True):
+    for name, error in zip(prepared.names, models[1].scores["train"].score, strict=True):
         mine = np.array([c == name for c in found.clients])
         assert np.sqrt(
             np.mean((np.array(found.predicted)[mine] - truth[mine]) ** 2)
@@ -157,7 +157,7 @@ def test_the_average_model_is_kept_beside_the_fair_one(trained):
     assert fair.probability.tolist() != average.probability.tolist()
     for model, found in ((models[0], average), (models[1], fair)):
         scores = {row.group: row for row in found.scores()}
-        for name, accuracy in zip(prepared.names, model.train.score, strict=True):
+        for name, accuracy in zip(prepared.names, model.scores["train"].score, strict=True):
             assert scores[name].values["accuracy"] == pytest.approx(accuracy)
         assert scores["all rows"].rows == sum(scores[name].rows for name in prepared.names)
     with pytest.raises(InputError, match="Unknown model 'fare': did you mean 'fair'"):

@@ -8,14 +8,13 @@ from scipy.stats import norm
 
 import scaffpd as sp
 from cases.refusals import refuses
-from cases.runs import Nobody, asked, patients, trained
+from cases.runs import Nobody, asked, cohort, patients, prepared, trained
 from scaffpd.errors import InputError
-from scaffpd.report.folder import RunFolder
 from scaffpd.program.path import walkable
-from scaffpd.program.prepare import prepare
+from scaffpd.program.train import noise_secret, private
+from scaffpd.report.folder import SECRET, RunFolder
 from scaffpd.report.record import RunRecord
 from scaffpd.settings.run import RunConfig
-from scaffpd.program.train import SECRET, noise_secret, private
 
 SEEDED = {"epsilon": 4, "seed": 7}
 
@@ -101,11 +100,9 @@ def test_an_interrupted_run_goes_on_with_the_same_noise_and_the_same_account(tmp
     late = spent(tmp_path / "b").epsilon
     assert early < late <= 4
     assert late == spent(tmp_path / "a").epsilon
-    prepared = prepare(settings)
-    model = private(settings, prepared, noise_secret(tmp_path / "b"))
-    straight = sp.train(
-        settings.method, prepared.cohort(settings, model), rounds=30, progress=False
-    )
+    found = prepared(settings)
+    model = private(settings, found, noise_secret(tmp_path / "b"))
+    straight = sp.train(settings.method, cohort(found, model), rounds=30, progress=False)
     assert np.array_equal(straight.x, again[0].result.x)
     run(
         settings, tmp_path / "b"
@@ -158,7 +155,7 @@ def test_the_model_is_of_use(tmp_path):
         lines.append(f"h{k % 3},{a:.3f},{b:.3f},{int(a + b + 0.3 * random.normal() > 0)}")
     (tmp_path / "p.csv").write_text("\n".join(lines) + "\n")
     models, _ = run(asked(tmp_path / "p.csv", privacy=SEEDED), tmp_path / "run")
-    assert models[0].test.score.min() > 0.85
+    assert models[0].scores["test"].score.min() > 0.85
 
 
 @pytest.mark.parametrize(

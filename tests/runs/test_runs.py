@@ -16,14 +16,14 @@ from cases.reference import reference_optimum
 from cases.refusals import refuses
 from cases.runs import Nobody, asked, patients, trained
 from scaffpd.federation import ClientScores
+from scaffpd.federation.questions import SPLITS
+from scaffpd.pipeline.models import Contest, Trained
 from scaffpd.program import path as walking
-from scaffpd.report.folder import RunFolder
 from scaffpd.program.path import knee
-from scaffpd.program.prepare import prepare
+from scaffpd.program.running import one_run
+from scaffpd.report.folder import RunFolder
 from scaffpd.report.record import RunRecord
-from scaffpd.report.recording import record
 from scaffpd.settings.run import RunConfig
-from scaffpd.program.train import Trained, settled
 from scaffpd.tasks.classification import Classification
 from scaffpd.training.metrics import Spread
 
@@ -60,11 +60,11 @@ def test_the_record_has_what_was_trained_and_csv_files_have_the_record(tmp_path)
     table = rows(tmp_path / "run" / "clients.csv")
     for own, model in zip(models, found.models, strict=True):
         assert model.certificate == own.result.certificate <= 1e-6
-        assert [s.test_score for s in model.clients] == own.test.score.tolist()
+        assert [s.test_score for s in model.clients] == own.scores["test"].score.tolist()
         assert [s.weight for s in model.clients] == own.result.weights.tolist()
         assert model.last.losses == own.result.history.losses[-1].tolist()
         mine = [row for row in table if row["model"] == model.name]
-        assert [float(row["test_accuracy"]) for row in mine] == own.test.score.tolist()
+        assert [float(row["test_accuracy"]) for row in mine] == own.scores["test"].score.tolist()
     fair = [row for row in rows(tmp_path / "run" / "rounds.csv") if row["model"] == "fair"]
     assert [float(row["loss[west]"]) for row in fair] == [
         one.losses[2] for one in found.models[1].history
@@ -139,20 +139,12 @@ def test_a_path_has_its_knee_and_keeps_that_model(tmp_path):
     config = RunConfig.of(
         {"data": {"source": "hospitals", "test": 0.3}, "path": {"points": 4}}, "hospitals"
     )
-    prepared = prepare(config)
-    cohort = prepared.cohort(config)
-    config = settled(config, cohort)
     watcher = Nobody()
-    folder = RunFolder(tmp_path / "path")
-    with folder.opened("path", config, fresh=True):
-        models = walking.walk(config, prepared, cohort, watcher)
-        about = walking.about(config, prepared, models)
-        made = record("path", "t", "", prepared, models, path=about)
-        folder.write(made, prepared, models)
+    models = one_run("path", config, tmp_path / "path", True, watcher).models
     assert watcher.models == [m.name for m in models]
     assert [models[0].name, models[-1].name] == ["average", "worst case"]
-    assert about.rounds == sum(m.result.rounds for m in models)
     found = RunRecord.read(tmp_path / "path")
+    assert found.path.rounds == sum(m.result.rounds for m in models)
     assert list(found.names) == watcher.models
     chosen = next((m for m in models if m.role == "after"), models[0])
     assert found.path.knee == found.main.name == chosen.name
@@ -175,17 +167,18 @@ def test_a_path_suggests_a_point_that_held_out_rows_confirm(held, at):
             for pair in shares
         ]
         result = SimpleNamespace(x=np.zeros(1), rounds=1)
-        return Trained(name, role, "Fair", None, None, result, *scores)
+        contest = Contest(name, None, None, role)
+        return Trained(contest, None, None, result, dict(zip(SPLITS, scores, strict=True)))
 
     models = [
         point("average", "before", (0.6, 0.9), (0.7, 0.8)),
         point("ρ = 1", "", (0.7, 0.9), held),
     ]
-    prepared = SimpleNamespace(task=Classification(), test=[1], model=None)
-    found = walking.suggested(models, prepared)
+    rows = SimpleNamespace(task=Classification(), test=[1], model=None)
+    found = walking.suggested(models, rows)
     assert [one.role for one in found] == ["before", "after" if at else ""]
     goal = SimpleNamespace(parameter="rho")
-    why = walking.about(SimpleNamespace(goal=goal), prepared, found).why
+    why = walking.about(SimpleNamespace(goal=goal), rows, found).why
     assert why.startswith(
         "ρ = 1, chosen on training rows; on"
         if at
@@ -209,15 +202,13 @@ def test_the_knee():
     )  # twelve points of the mean for five
 
 
-def test_a_prior_goes_along_the_path():
+def test_a_prior_goes_along_the_path(tmp_path):
     objective = {"kind": "ChiSquare", "rho": 0.1, "prior": [3, 1, 1, 1]}
     config = RunConfig.of(
         {"data": {"source": "hospitals"}, "objective": objective, "path": {"points": 1}},
         "hospitals",
     )
-    prepared = prepare(config)
-    cohort = prepared.cohort(config)
-    for model in walking.walk(settled(config, cohort), prepared, cohort, Nobody()):
+    for model in one_run("path", config, tmp_path, True, Nobody()).models:
         assert model.objective.weights(4)[0] == pytest.approx(0.5)
 
 

@@ -7,15 +7,13 @@ import pandas as pd
 import pytest
 from sklearn import metrics
 
-from cases.runs import Nobody, asked, patients, trained
+from cases.runs import Nobody, asked, patients, prepared, trained
 from cases.tables import read as read_table
 from scaffpd.errors import InputError
+from scaffpd.program.running import one_run
 from scaffpd.report.predict import predict
-from scaffpd.program.prepare import prepare
 from scaffpd.report.record import RunRecord
-from scaffpd.program.scores import held_out_scores
 from scaffpd.settings.run import RunConfig
-from scaffpd.program.train import carry_out, settled
 from scaffpd.tasks.classification import (
     BINS,
     PER_BIN,
@@ -152,22 +150,17 @@ def test_coefficients_are_standardised_and_groups_need_not_be_learnt_from(tmp_pa
         "curves": "off",
     }
     config = RunConfig.of({"data": data | {"groups": ["sex"]}}, file.name)
-    prepared = prepare(config)
-    cohort = prepared.cohort(config)
-    (tmp_path / "run" / "checkpoint").mkdir(parents=True)
-    models = carry_out(settled(config, cohort), prepared, cohort, tmp_path / "run", Nobody())
-    found = held_out_scores(prepared, models)
+    done = one_run("train", config, tmp_path / "run", False, Nobody())
+    models, rows, found = done.models, done.own.rows, done.own.scores
     assert {row.group for row in found.scores if row.by == "sex"} == {"f", "m", "all rows"}
     (age, _) = found.coefficients
     assert age.column == "age"
-    X = np.concatenate([X for X, _ in prepared.train])
-    assert age.values["fair"] == pytest.approx(
-        models[1].result.x[0] * X[:, 0].std() * prepared.unit
-    )
+    X = np.concatenate([X for X, _ in rows.train])
+    assert age.values["fair"] == pytest.approx(models[1].result.x[0] * X[:, 0].std() * rows.unit)
     with pytest.raises(InputError, match="did you mean 'sex'"):
-        prepare(asked(file, data_groups=["sx"]))
+        prepared(asked(file, data_groups=["sx"]))
     with pytest.raises(InputError, match="--groups takes up to 50"):
-        prepare(asked(file, data_groups=["age"]))
+        prepared(asked(file, data_groups=["age"]))
 
 
 def test_groups_of_long_numbers_and_of_dates_are_told_apart(tmp_path):
