@@ -48,7 +48,7 @@ def read(*files, seed=0, **more):
 
 def agreed_on(found, curves=False, pairs=0, model=None):
     """Clients of a table that have agreed on columns and scale, and their encoded rows."""
-    encoding = agreed(found.schema, SitesHere(found.rows), Plan(model, curves, pairs))
+    encoding = agreed(found.schema, SitesHere.of(found.rows), Plan(model, curves, pairs))
     encoded = [own.encoded(*encoding) for own in found.rows]
     more = {"task": found.task, "encoded": encoded, **encoding._asdict()}
     return SimpleNamespace(**(vars(found) | more))

@@ -123,7 +123,8 @@ def product(n, seed, sites="abc"):
 @pytest.fixture
 def paired(tmp_path):
     found = opened(tmp_path, product(1500, 4), curves="on")
-    table = read_clients(TableSettings(file=[tmp_path / "a.csv"], client="site", target="ill"))
+    source = TableSettings(file=[tmp_path / "a.csv"], client="site", target="ill")
+    table = read_clients(source).clients()
     return found, agreed_on(table, True, 3, modelled)
 
 
@@ -161,7 +162,7 @@ def test_a_table_s_pair_is_agreed_on_and_encoded(paired):
 
 def test_nothing_is_looked_for_where_nothing_can_be(paired, monkeypatch):
     before, found = paired
-    sites = SitesHere(found.rows)
+    sites = SitesHere.of(found.rows)
     monkeypatch.setattr(SitesHere, "federation", None)  # no model is fitted
     for plan in (Plan(modelled, True, 0), Plan(modelled, False, 3)):
         assert "pairs" not in agreed(before.schema, sites, plan).schema

@@ -82,7 +82,7 @@ def by_hand(path, places):
             own, load_or_create(own.identity), Wanted.of(file.encoding(), file.task)
         )
 
-    encoding = agreed(file.encoding(), SitesHere(list(rows.values())), file.plan())
+    encoding = agreed(file.encoding(), SitesHere.of(list(rows.values())), file.plan())
     encoded = {name: own.encoded(*encoding) for name, own in rows.items()}
     test = {name: own.test for name, own in encoded.items()}
     train = {name: own.train for name, own in encoded.items()}

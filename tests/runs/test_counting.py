@@ -89,8 +89,8 @@ def test_clients_counted_by_rows_are_pooled(tmp_path, rows):
 def test_counts_with_exposures_have_their_likelihood(tmp_path, rows):
     table = written(tmp_path / "a.csv", rows)
     asked = {"columns": ["x", "z"], "task": "counts", "offset": "log_e"}
-    found, prepared = coefficients(config(table, training={"count_clients": "rows"}, **asked))
-    name, usual = prepared.exposure
+    found, made = coefficients(config(table, training={"count_clients": "rows"}, **asked))
+    name, usual = made.exposure
     A = np.column_stack([np.ones(240), [row[1:3] for row in rows]])
     y = np.array([row[5] for row in rows], float)
     share = np.exp([row[4] for row in rows]) / usual

@@ -128,7 +128,7 @@ def take_part(
     session.journal.begin()
     about = hashlib.sha256(agreement.digest + repr(sorted(commitments.items())).encode())
     sites = SiloSites(session, agreement, terms, rows, about.hexdigest())
-    kept = Checkpoint(states.checkpoint, every=1)
+    checkpoint = Checkpoint(states.checkpoint, every=1)
     found = run(
         Settings(
             terms.encoding(),
@@ -136,7 +136,7 @@ def take_part(
             terms.plan(),
             terms.rounds,
             terms.training.seed,
-            lambda _: kept,
+            lambda _: checkpoint,
         ),
         sites,
         watcher=Rounds(states, session, after),

@@ -18,14 +18,8 @@ if find_spec("sklearn") is None:
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 
-from scaffpd.estimators.base import (
-    Array,
-    Client,
-    Data,
-    FairFederated,
-    Grouping,
-    Labels,
-)
+from scaffpd.estimators.base import FairFederated
+from scaffpd.estimators.rows import Array, Client, Data, Grouping, Labels
 from scaffpd.estimators.survival import FairFederatedSurvival
 from scaffpd.models.losses import loss_named
 from scaffpd.tasks import TASKS, solving

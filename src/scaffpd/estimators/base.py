@@ -1,134 +1,49 @@
-"""Base class of both estimators: parameters, the clients of rows, the one call of `train`, scores
-by client.
-"""
+"""Base class of the estimators: their parameters, the one run, scores by client."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted, validate_data
 
 from scaffpd.algorithms import fair
 from scaffpd.algorithms.base import Algorithm
 from scaffpd.data.curves import plainly
-from scaffpd.data.silos import is_missing, standardiser
+from scaffpd.data.silos import standardiser
 from scaffpd.errors import InputError, count, positive, real
+from scaffpd.estimators.rows import (
+    Array,
+    Client,
+    Data,
+    Grouping,
+    Labels,
+    check_columns,
+    grouping,
+    owners,
+    row_weights,
+)
 from scaffpd.models import Linear, Personal
 from scaffpd.models.linear import AUTO, nearly_free
 from scaffpd.objectives import Average, ChiSquare, named
 from scaffpd.objectives.base import Objective
 from scaffpd.pipeline.curves import Curves
+from scaffpd.pipeline.models import Contest, Trained, listed
+from scaffpd.pipeline.run import Settings, run
+from scaffpd.pipeline.sites import SitesHere
 from scaffpd.privacy import LOCAL_STEPS, RADIUS, ROUNDS, Private, Spent, private_ridge
 from scaffpd.privacy.counts import PrivateCounting, spent_on_counts
 from scaffpd.privacy.noise import secret_bytes
 from scaffpd.tasks.base import Task
-from scaffpd.training.cohort import Cohort
-from scaffpd.training.loop import Result, Status, train
+from scaffpd.training.loop import Result, Status
 from scaffpd.training.metrics import a_fifth
-
-ALONE = "all"  # the name of the one client if nobody was named
-Array = NDArray[np.float64]
-Labels = NDArray[np.generic]
-Data: TypeAlias = Any  # what scikit-learn takes: arrays, lists, sparse matrices, data frames
-Client: TypeAlias = str | int | float | bool | object  # a name or a number
-
-
-Kind = TypeVar("Kind", bound=np.generic)
-
-
-class Grouping(NamedTuple):
-    """The clients in sorted order, and which of them every row belongs to."""
-
-    clients: Labels
-    owner: NDArray[np.intp]
-
-    @property
-    def names(self) -> list[str]:
-        """The clients' names as text."""
-        return [str(client) for client in self.clients.tolist()]
-
-    def split(self, values: NDArray[Kind]) -> list[NDArray[Kind]]:
-        """Split `values` by client, rows in their order."""
-        ends = np.cumsum(np.bincount(self.owner, minlength=len(self.clients)))
-        return np.split(values[np.argsort(self.owner, kind="stable")], ends[:-1])
-
-    def means(self, values: Array, weights: Array | None = None) -> Array:
-        """Return the (weighted) mean of one number per row, over every client's rows."""
-        parts = self.split(np.ones(len(values)) if weights is None else weights)
-        return np.array(
-            [np.average(part, weights=w) for part, w in zip(self.split(values), parts, strict=True)]
-        )
-
-    def only(self, rows: NDArray[np.bool_]) -> Grouping:
-        """Return the same clients with some of their rows."""
-        return Grouping(self.clients, self.owner[rows])
-
-    def mapping(self, values: Iterable[float]) -> dict[Client, float]:
-        """Return client → its number."""
-        return {
-            client: float(value)
-            for client, value in zip(self.clients.tolist(), values, strict=True)
-        }
-
-
-def grouping(clients: Data, rows: int) -> Grouping:
-    """Read names, numbers or categories, one per row; `None` is one client that has all rows."""
-    if clients is None:
-        return Grouping(np.array([ALONE]), np.zeros(rows, dtype=np.intp))
-    values = _values(clients)
-    if len(values) != rows:
-        raise InputError(
-            "clients-length",
-            f"There are {rows} rows but {len(values)} values in clients: give one client per row.",
-        )
-    try:
-        first = {value: row for row, value in reversed(list(enumerate(values)))}
-    except TypeError:  # lists, the rows of a matrix
-        raise InputError(
-            "clients-not-a-column", "clients must be names or numbers, one per row."
-        ) from None
-    missing = [row for value, row in first.items() if is_missing(value)]
-    if missing:
-        raise InputError(
-            "client-missing",
-            f"clients has a missing value (row {min(missing)}): every row needs a client.",
-        )
-    try:
-        ordered: list[Client] = sorted(first)  # type: ignore[type-var]
-    except TypeError:  # names and numbers together
-        ordered = sorted(first, key=str)
-    number = {value: i for i, value in enumerate(ordered)}
-    return Grouping(_array(ordered), np.array([number[value] for value in values], dtype=np.intp))
-
-
-def _values(clients: Data) -> list[Client]:
-    """Return plain Python values: NumPy would make the name 'nan' of a missing one among names."""
-    for method in ("to_pylist", "to_list", "tolist"):  # of pyarrow, of data frames, of NumPy
-        if hasattr(clients, method):
-            return list(getattr(clients, method)())
-    if isinstance(clients, str | bytes) or not isinstance(clients, Iterable):
-        raise InputError(
-            "clients-not-a-column",
-            f"clients must have one value per row, got {clients!r}: pass the column itself.",
-        )
-    return [value.item() if isinstance(value, np.generic) else value for value in clients]
-
-
-def _array(values: list[Client]) -> Labels:
-    kinds = {type(value) for value in values}
-    if len(kinds) == 1 and kinds <= {str, int, float, bool}:
-        return np.array(values)
-    array = np.empty(len(values), dtype=object)
-    array[:] = values
-    return array
 
 
 @dataclass(frozen=True)
@@ -224,7 +139,7 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         check_columns(X)
         X, y = validate_data(self, X, y, dtype=np.float64, accept_sparse="csr", **checks)
         dense = X.toarray() if hasattr(X, "toarray") else X
-        group = owners(self, clients, len(dense))
+        group = owners(type(self).__name__, clients, len(dense))
         weights = row_weights(sample_weight, dense, group)
         if weights is None:
             return dense, y, group, None
@@ -241,92 +156,117 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         row_weights: Array | None,
     ) -> tuple[Array, Array]:
         """Train on the clients' rows; return weights (features × outputs) and intercepts."""
+        name = type(self).__name__
         usual = 1000 if self.epsilon is None else ROUNDS
-        rounds = count(
-            type(self).__name__, "max_rounds", usual if self.max_rounds is None else self.max_rounds
-        )
+        rounds = count(name, "max_rounds", usual if self.max_rounds is None else self.max_rounds)
         if self.tol is not None:
-            positive(type(self).__name__, "tol", self.tol)
+            positive(name, "tol", self.tol)
         parts = group.split(X)
         algorithm = self._algorithm(self._objective([len(part) for part in parts]))
-        intercept = bool(self.fit_intercept)
-        targets: list[Labels] = group.split(y)
         shares = None if row_weights is None else group.split(row_weights)
-        outputs = Scale.none(1)
-        if self.standardise and task.scaled:
-            numbers = [part.astype(np.float64) for part in targets]
-            outputs = Scale.of([part[:, None] for part in numbers], intercept, "Target", shares)
-            targets = [outputs(part) for part in numbers]
-        if shares is not None:
-            targets = [np.column_stack([part, w]) for part, w in zip(targets, shares, strict=True)]
-        self.curves_ = None
+        targets, outputs = self._targets(group.split(y), shares, task)
+        intercept = bool(self.fit_intercept)
+        weighted = shares is not None
         counts = self._counting() if self.curves and self.epsilon is not None else None
+        self.curves_ = None
         if self.curves:
             known = getattr(self, "feature_names_in_", None)
-            beside = task.linear(AUTO, classes, intercept, weighted=shares is not None)
-            rows = dict(zip(group.names, zip(parts, targets, strict=True), strict=True))
+            beside = task.linear(AUTO, classes, intercept, weighted=weighted)
+            pairs = dict(zip(group.names, zip(parts, targets, strict=True), strict=True))
             counting = plainly if counts is None else counts
-            self.curves_ = Curves(self.pairs).fit(rows, known, beside, counting)
+            self.curves_ = Curves(self.pairs).fit(pairs, known, beside, counting)
             parts = [self.curves_.encode(part) for part in parts]
-        width = parts[0].shape[1]
-        inputs = Scale.none(width)
-        if self.standardise:
-            inputs = Scale.of(parts, intercept, "Column", shares)
-            if self.curves_ is not None:  # steps are centred, but not scaled
-                unscaled = np.where(self.curves_.steps, 1.0, inputs.deviation)
-                inputs = replace(inputs, deviation=unscaled)
-        ridge = self._ridge(width)
+        inputs = self._inputs(parts, shares)
         groups = None if self.curves_ is None else self.curves_.groups
-        weighted = shares is not None
+        ridge = self._ridge(parts[0].shape[1])
         model = task.linear(ridge, classes, intercept, weighted=weighted, groups=groups)
-        pairs = [(inputs(part), target) for part, target in zip(parts, targets, strict=True)]
-        trained: Linear | Private | Personal = model
-        if self.personal is not False:
-            trained = Personal(model, AUTO if self.personal is True else self.personal)
-        if self.epsilon is not None:  # rows longer than R, once scaled, are shortened
-            if self.personal is not False:
-                raise InputError(
-                    "personal-with-noise",
-                    "Personal models are made after private training: leave personal out, and let "
-                    "every client call sp.personalise for itself.",
-                )
-            epsilon = positive(type(self).__name__, "epsilon", self.epsilon)
-            trained = Private.solved(
-                model,
-                epsilon,
-                algorithm,
-                rounds,
-                self.delta,
-                before=0.0 if counts is None else spent_on_counts(epsilon, self.delta),
-                clip=self.clip,
-                radius=RADIUS,
-                secret=self.noise_seed,
-            )
-        cohort = Cohort(pairs, trained, names=group.names)
-        if counts is not None and cohort.channel.account is not None:
-            cohort.channel.account.charge(counts.releases)
-        seed = _seed(self.random_state)
-        result = train(algorithm, cohort, rounds, self._tol, seed, progress=False)
-        self.result_ = result
-        self.history_ = result.history
-        self.status_ = str(result.status)
-        self.certificate_ = result.certificate
-        self.privacy_ = cohort.privacy
-        self.n_rounds_ = self.n_iter_ = result.rounds
-        self.clients_ = group.clients
-        self.client_weights_ = group.mapping(result.weights)
-        self.client_losses_ = group.mapping(cohort.evaluate(result.x).loss)
+        scaled = [(inputs(part), target) for part, target in zip(parts, targets, strict=True)]
+        sites, encoding = SitesHere.of_arrays(group.names, scaled, [], task)
+        asked = self._modelled(model, algorithm, rounds, counts)
+        settings = Settings(
+            encoding,
+            listed([Contest(name, asked, algorithm, tol=self._tol)]),
+            rounds=rounds,
+            seed=_seed(self.random_state),
+            start=lambda _: None,  # to all digits, a row of weight two is two rows
+        )
+        sites = sites if counts is None else replace(sites, counted=counts)
+        self._store(run(settings, sites, until="trained").models[0], group)
 
         def as_given(x: Array) -> tuple[Array, Array]:
-            weights, offset = model.reshape(x, width)
+            weights, offset = model.reshape(x, len(inputs.mean))
             known = np.zeros(weights.shape[1]) if offset is None else offset
             return in_units(weights, known, inputs, outputs)
 
+        result = self.result_
         own = [] if result.personal is None else [as_given(u) for u in result.personal]
         names = group.clients.tolist()[: len(own)]
         self.client_coef_ = {name: W.T for name, (W, _) in zip(names, own, strict=True)}
         self.client_intercept_ = {name: b for name, (_, b) in zip(names, own, strict=True)}
         return as_given(result.x)
+
+    def _targets(
+        self, targets: list[Labels], shares: list[Array] | None, task: Task
+    ) -> tuple[list[Labels], Scale]:
+        """Return targets in units of their deviation, beside the weights of their rows."""
+        scale = Scale.none(1)
+        if self.standardise and task.scaled:
+            numbers = [part.astype(np.float64) for part in targets]
+            columns = [part[:, None] for part in numbers]
+            scale = Scale.of(columns, bool(self.fit_intercept), "Target", shares)
+            targets = [scale(part) for part in numbers]
+        if shares is not None:
+            targets = [np.column_stack([part, w]) for part, w in zip(targets, shares, strict=True)]
+        return targets, scale
+
+    def _inputs(self, parts: list[Array], shares: list[Array] | None) -> Scale:
+        """Return the scale of encoded columns; steps are centred, but not scaled."""
+        if not self.standardise:
+            return Scale.none(parts[0].shape[1])
+        scale = Scale.of(parts, bool(self.fit_intercept), "Column", shares)
+        if self.curves_ is None:
+            return scale
+        return replace(scale, deviation=np.where(self.curves_.steps, 1.0, scale.deviation))
+
+    def _modelled(
+        self, model: Linear, algorithm: Algorithm, rounds: int, counts: PrivateCounting | None
+    ) -> Linear | Private | Personal:
+        """Return the model as it is trained: every client's own, or with noise."""
+        if self.epsilon is None:
+            if self.personal is False:
+                return model
+            return Personal(model, AUTO if self.personal is True else self.personal)
+        if self.personal is not False:
+            raise InputError(
+                "personal-with-noise",
+                "Personal models are made after private training: leave personal out, and let "
+                "every client call sp.personalise for itself.",
+            )
+        epsilon = positive(type(self).__name__, "epsilon", self.epsilon)
+        return Private.solved(
+            model,
+            epsilon,
+            algorithm,
+            rounds,
+            self.delta,
+            before=0.0 if counts is None else spent_on_counts(epsilon, self.delta),
+            clip=self.clip,
+            radius=RADIUS,  # rows that are longer, once scaled, are shortened
+            secret=self.noise_seed,
+        )
+
+    def _store(self, one: Trained, group: Grouping) -> None:
+        """Store what was found, as scikit-learn's estimators have it."""
+        result = one.result
+        self.result_ = result
+        self.history_ = result.history
+        self.status_ = str(result.status)
+        self.certificate_ = result.certificate
+        self.privacy_ = one.federation.privacy
+        self.n_rounds_ = self.n_iter_ = result.rounds
+        self.clients_ = group.clients
+        self.client_weights_ = group.mapping(result.weights)
+        self.client_losses_ = group.mapping(one.federation.evaluate(result.x).loss)
 
     def _counting(self) -> PrivateCounting:
         """Return how clients count rows for thresholds where ε is spent."""
@@ -432,53 +372,6 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         if self.curves_ is None:
             return X
         return self.curves_.encode(X.toarray() if hasattr(X, "toarray") else X)
-
-
-def check_columns(X: Data) -> None:
-    """Refuse a data frame with columns of categories, whose codes would be read as numbers."""
-    for name, kind in zip(getattr(X, "columns", ()), getattr(X, "dtypes", ()), strict=False):
-        if str(kind).lower().startswith(("str", "category", "enum", "categorical", "date")):
-            raise InputError(
-                "column-not-numbers",
-                f"Column {str(name)!r} holds {kind} values, not numbers: encode it first, as by "
-                "make_column_transformer((OneHotEncoder(handle_unknown='ignore'), "
-                f"[{str(name)!r}]), remainder='passthrough').",
-            )
-
-
-def row_weights(sample_weight: Data, X: Data, group: Grouping) -> Array | None:
-    """Return a weight for every row, or `None` where rows count alike; a client's weights must not
-    all be zero.
-    """
-    if sample_weight is None:
-        return None
-    weights: Array = _check_sample_weight(sample_weight, X, dtype=np.float64)
-    if np.any(weights < 0):
-        raise InputError(
-            "weight-out-of-range",
-            f"sample_weight has the value {weights.min():g}; weights of rows are >= 0.",
-        )
-    for name, own in zip(group.names, group.split(weights), strict=True):
-        if not own.sum() > 0:
-            raise InputError(
-                "client-without-weight",
-                f"All rows of client {name!r} have weight zero: leave them out, or give them "
-                "weights.",
-            )
-    return weights
-
-
-def owners(estimator: FairFederated, clients: Data, rows: int) -> Grouping:
-    """Return who owns which row; warn where nobody says so."""
-    if clients is None:
-        warnings.warn(
-            f"{type(estimator).__name__}.fit got no clients, so all rows are one client's: pass "
-            "clients=, one name per row. In cross_val_score and searches groups= does not reach "
-            "fit: set_config(enable_metadata_routing=True) and pass params={'clients': ...}.",
-            UserWarning,
-            stacklevel=4,
-        )
-    return grouping(clients, rows)
 
 
 def _seed(random_state: int | np.random.RandomState | None) -> int:

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from scaffpd.errors import InputError
-from scaffpd.estimators.base import Array, Data, FairFederated, Grouping, grouping
+from scaffpd.estimators.base import FairFederated
+from scaffpd.estimators.rows import Array, Data, Grouping, grouping
 from scaffpd.models.baseline import Steps, breslow, concordance, order_of_pairs
 from scaffpd.tasks import timed
 

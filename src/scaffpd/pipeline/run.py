@@ -46,6 +46,11 @@ class Nobody:
         """Do nothing."""
 
 
+def start_of(ready: Ready) -> StartPoint:
+    """Return where the evidence has found the mode: training starts near its optimum."""
+    return None if ready.strengths is None else ready.strengths.x.numpy(force=True)
+
+
 @dataclass(frozen=True)
 class Settings:
     """What a run does.
@@ -56,7 +61,8 @@ class Settings:
         plan: what is asked of columns and strengths.
         rounds: the most rounds of a training.
         seed: seeds all randomness.
-        checkpoint: where the states of a model are kept.
+        checkpoint: where the states of a model are stored.
+        start: where training starts.
         judge: completes the record with what is measured on rows that are here.
     """
 
@@ -66,6 +72,7 @@ class Settings:
     rounds: int = 1000
     seed: int = 0
     checkpoint: Callable[[Contest], Checkpoint | None] = lambda _: None
+    start: Callable[[Ready], StartPoint] = start_of
     judge: Callable[[Record], Record] | None = None
 
 
@@ -115,7 +122,7 @@ def run(
         if ready is None or ready.asked is not contest.model:
             ready = settle(encoding, sites, contest.model)
         if not contest.follows:
-            before = WarmStart(start_of(ready))
+            before = WarmStart(settings.start(ready))
         tol = contest.gap(ready.federation, settings.seed)
         watching.begin(contest.name, ready.federation.names, settings.rounds, tol)
         result = before.train(
@@ -131,14 +138,9 @@ def run(
         if until != "trained":
             scores = sites.scores(encoding, ready.model, ready.federation, result.x)
         models.append(Trained(contest, ready.model, ready.federation, result, scores))
-        if contest.follows:  # its states are not kept
+        if contest.follows:  # its states are not stored
             result.uninterrupted()
         if result.status is Status.INTERRUPTED:
             break
     found = Record(encoding, models)
     return found if settings.judge is None or until != "judged" else settings.judge(found)
-
-
-def start_of(ready: Ready) -> StartPoint:
-    """Return where the evidence has found the mode: training starts near its optimum."""
-    return None if ready.strengths is None else ready.strengths.x.numpy(force=True)

@@ -138,7 +138,7 @@ class RunFolder:
         return f"scaffpd {kind} {shlex.quote((self.path / 'config.toml').as_posix())}"
 
     def checkpoint(self, contest: Contest) -> Checkpoint:
-        """Return where the states of a model are kept."""
+        """Return where the states of a model are stored."""
         file = "".join(c if c.isalnum() else "-" for c in contest.name)
         return Checkpoint(self.path / "checkpoint" / f"{file}.npz")
 
