@@ -22,7 +22,7 @@ from scaffpd.deploy.board import Board, Mailbox, SiloTrouble
 from scaffpd.deploy.deployed_run import FAILED, OUTCOME, PAUSED, DeployedRun, Outcome, read_json
 from scaffpd.deploy.messages import REFUSED, Json, Message, Transport, encode
 from scaffpd.deploy.program import Finished, RunStates, take_part
-from scaffpd.deploy.recording import record_of
+from scaffpd.deploy.recording import outcome_of, record_of
 from scaffpd.deploy.silo import CARD
 from scaffpd.deploy.transcript import Session
 from scaffpd.errors import InputError
@@ -185,12 +185,7 @@ class Coordination:
 
     def _finish(self, done: Finished) -> Outcome:
         result = done.model.result
-        proven = float(result.certificate) if np.isfinite(result.certificate) else None
-        sentence = str(result)
-        if self.file.privacy is not None:
-            pair = f"({max(done.spent.values()):.2f}, {self.file.privacy.delta:g})"
-            sentence += f" Every record is protected with (ε, δ) = {pair}, as the silos count."
-        outcome = Outcome(str(result.status), sentence, result.rounds, proven)
+        outcome = outcome_of(self.file, done)
         write_file(self.folder.path / "model.safetensors", model_bytes(result.x, done.setup))
         record_of(self.file, self.folder, outcome, done).write(self.folder.path)
         return outcome

@@ -20,6 +20,7 @@ import numpy as np
 from scaffpd.deploy.agreement import Agreement
 from scaffpd.deploy.announcing import Spendings, announced
 from scaffpd.deploy.deployed_run import read_json
+from scaffpd.deploy.judging import named
 from scaffpd.deploy.messages import Json
 from scaffpd.deploy.rows import SiloRows
 from scaffpd.deploy.sites import SiloSites
@@ -37,7 +38,6 @@ from scaffpd.settings.model_file import Setup, finite
 from scaffpd.training.history import Checkpoint
 from scaffpd.training.loop import RoundInfo
 
-MODEL = "deployed"  # its name
 KEPT = 2  # states: a silo may be one round ahead of another
 
 
@@ -151,7 +151,7 @@ def asked(terms: FederationTerms) -> Contests:
 
     def first(encoding: Encoding, models: Sequence[Trained]) -> Contest | None:
         model = terms.modelled(encoding.schema)
-        return None if models else Contest(MODEL, model, terms.method, "after", terms.tol)
+        return None if models else Contest(named(terms), model, terms.method, "after", terms.tol)
 
     return first
 

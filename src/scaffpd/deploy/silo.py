@@ -9,15 +9,18 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from scaffpd.deploy.agreement import LONGEST, Agreement, allowed
 from scaffpd.deploy.board import BEGIN, DONE, LEAVE, LOST, NEWS, Abandoned, Mailbox, read_news
+from scaffpd.deploy.judging import judged
 from scaffpd.deploy.ledger import TableLedger
 from scaffpd.deploy.messages import REFUSED, Message, decode, encode, plain
-from scaffpd.deploy.program import RunStates, take_part
+from scaffpd.deploy.program import Finished, RunStates, take_part
+from scaffpd.deploy.recording import silo_record
 from scaffpd.deploy.records import Known, SiloRecords
 from scaffpd.deploy.refusals import (
     AWAITED,
@@ -33,6 +36,8 @@ from scaffpd.deploy.rows import SiloRows
 from scaffpd.deploy.transcript import Session, Tampered
 from scaffpd.errors import InputError
 from scaffpd.files import write_file
+from scaffpd.report.folder import write_files
+from scaffpd.report.recording import exports
 from scaffpd.secure.keys import Identity
 from scaffpd.secure.ring import ClippedSum
 from scaffpd.settings.federation import FederationTerms
@@ -197,6 +202,7 @@ class Silo:
                 session.journal = rows.journal()
             done = take_part(session, agreement, terms, RunStates(rows.folder), states, rows)
             write_file(rows.folder / MODEL, model_bytes(done.model.result.x, done.setup))
+            _recorded(rows, terms, done)
         except Abandoned:
             raise
         except InputError as error:
@@ -204,6 +210,19 @@ class Silo:
         except BaseException:  # the operator's own code may even exit
             log.exception("the run failed")  # the details may contain data and stay here
             raise InputError(CANNOT, NOT_TOLD) from None
+
+
+def _recorded(rows: SiloRows, terms: FederationTerms, done: Finished) -> None:
+    """Judge the model on the silo's rows and write its record; nobody waits for it, and nothing of
+    it is known elsewhere, not even that it failed.
+    """
+    try:
+        made = silo_record(terms, replace(done, record=judged(rows.data, terms, done.record)))
+        write_files(rows.folder, exports(made))
+        made.write(rows.folder)
+        log.info("`scaffpd report %s` makes this silo's page.", rows.folder)
+    except Exception:
+        log.exception("the model is there, but this silo's rows could not be judged")
 
 
 def _public(error: InputError) -> InputError:

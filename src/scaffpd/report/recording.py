@@ -60,7 +60,7 @@ def record(
     effects = found.own.effects
     measured = None
     if isinstance(joining, Joining):
-        measured = joining_record(joining).model_copy(update={"loss": prepared.model.loss})
+        measured = joining_record(joining, prepared.model.loss)
     caution = "" if isinstance(joining, Joining) else joining
     return RunRecord(
         kind=kind,
@@ -169,9 +169,12 @@ def _client_scores(one: Trained) -> list[ClientScore]:
     return _made(ClientScore, columns)
 
 
-def joining_record(found: Joining) -> JoiningRecord:
-    """Make the record of what joining brings."""
-    over = {model: [one for one in OVER if one != model] for model in found.models}
+def joining_record(found: Joining, loss: str) -> JoiningRecord:
+    """Make the record of what joining brings to models that minimise a loss."""
+    over = {
+        model: [one for one in OVER if one != model and one in found.models]
+        for model in found.models
+    }
     pairs = [(model, one) for model, others in over.items() for one in others]
     clear = {pair: found.pays(*pair) for pair in pairs}
     gains = {pair: found.gains(*pair) for pair in pairs}
@@ -194,6 +197,7 @@ def joining_record(found: Joining) -> JoiningRecord:
         shown=found.shown,
         sentence=found.sentence,
         details=found.details,
+        loss=loss,
         interval=found.method,
         splits=found.splits,
         certificates=dict(found.certificates),

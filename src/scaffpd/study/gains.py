@@ -189,6 +189,8 @@ class Joining:
         best = self.recommendation
         goal = self.task.goal
         start = USE.get(best, f"Use {CALLED[best]}").format(word=self.word, goal=goal)
+        if best == ALONE and len(self.names) == 1:
+            start = "Train alone"
         pays = {self.gain(self.shown, of=of).pays for of in (every, worst_fifth)}
         if best == ALONE and NO not in pays:
             sure = "may pay, but that is not certain" if YES in pays else "brings no clear gain"
@@ -209,14 +211,15 @@ class Joining:
         something is clear.
         """
         means = {m: float(known_mean(self.score[k])) for k, m in enumerate(self.models)}
-        named = dict.fromkeys([self.shown, AVERAGE, ALONE, CONSTANT])
+        named = [m for m in dict.fromkeys([self.shown, AVERAGE, ALONE, CONSTANT]) if m in means]
         measure = self.task.measure
         scores = [f"{CALLED[m]} {measure.brief(means[m])}" for m in named]
         compared = self._compared(self.shown, self.base)
         found = [f"{measure.mean}: {', '.join(scores)}."]
-        found.append(
-            f"With {CALLED[self.shown]} the {self.task.lost} is {compared}; {self._who()}."
-        )
+        who = f"; {self._who()}" if len(self.names) > 1 else ""
+        found.append(f"With {CALLED[self.shown]} the {self.task.lost} is {compared}{who}.")
+        if AVERAGE not in self.models:
+            return found
         if self.shown != AVERAGE and self._clear(self.shown, AVERAGE):
             found.append(f"Against one average model it is {self._compared(self.shown, AVERAGE)}.")
         elif self.shown != AVERAGE:
@@ -256,6 +259,8 @@ class Joining:
         mean, worst, rows = self._over(model, over)
         fifth = self.word if a_fifth(len(self.judged)) == 1 else "fifth"
         than = mean.than("" if over == AVERAGE else CALLED[over])
+        if len(self.names) == 1:
+            return f"{than} ({mean.range})"
         said = f"{than} ({mean.range}), for the worst-served {fifth} {worst.than()} ({worst.range})"
         if rows.pays != NOISE and mean.pays == NOISE:
             said += f", over all rows {rows.than()} ({rows.range})"

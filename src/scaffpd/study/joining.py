@@ -130,8 +130,17 @@ class JoiningSplit:
         assert isinstance(self.personal.model, Linear)
         return self.personal.model
 
-    def judge(self, unit: float, block: int, word: str, known: Mapping[str, Result]) -> Joining:
-        """Train all models and let them answer the held-out rows."""
+    def judge(
+        self,
+        unit: float,
+        block: int,
+        word: str,
+        known: Mapping[str, Result],
+        others: bool = True,
+    ) -> Joining:
+        """Train all models, or of joint ones none but those known, and let them answer the held-out
+        rows.
+        """
         sizes = [len(y) for _, y in self.train]
         goals = {
             AVERAGE: Average(prior=self.objective.prior),
@@ -143,6 +152,7 @@ class JoiningSplit:
         results = {
             name: known[name] if name in known else self._trained(name, goal)
             for name, goal in goals.items()
+            if others or name in known
         }
         constant = constants(self.model, [y for _, y in self.train])
         alone, gaps = self._alone()
@@ -157,8 +167,9 @@ class JoiningSplit:
             for i, (X, _) in enumerate(self.test)
         ]
         evidence, score, task = self.scored(outputs, unit, block)
-        # a client that was not trained on takes the average model, or the shared one
-        strangers = {name: results[AVERAGE if name == ALONE else name].x for name in answers}
+        # a client that was not trained on takes the shared model, instead of alone the average one
+        first = next(iter(results.values()))
+        strangers = {name: results.get(name, first).x for name in answers}
         parameters = {name: np.stack([strangers[name], *own]) for name, own in answers.items()}
         if self.model.intercept or self.model.timed:  # the same risk for all is no column
             still = np.zeros_like(parameters[ALONE])
