@@ -36,6 +36,11 @@ from scaffpd.objectives import Nash as Nash
 from scaffpd.objectives import QFair as QFair
 from scaffpd.objectives import Tilted as Tilted
 from scaffpd.pipeline.curves import Curves as Curves
+from scaffpd.pipeline.models import Contest as Contest
+from scaffpd.pipeline.run import Record as Record
+from scaffpd.pipeline.run import Settings as Settings
+from scaffpd.pipeline.run import run as run
+from scaffpd.pipeline.sites import SitesHere as SitesHere
 from scaffpd.privacy import Private as Private
 from scaffpd.privacy import Spent as Spent
 from scaffpd.secure.aggregation import SecureAggregation as SecureAggregation

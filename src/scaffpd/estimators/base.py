@@ -35,7 +35,7 @@ from scaffpd.models.linear import AUTO, nearly_free
 from scaffpd.objectives import Average, ChiSquare, named
 from scaffpd.objectives.base import Objective
 from scaffpd.pipeline.curves import Curves
-from scaffpd.pipeline.models import Contest, Trained, listed
+from scaffpd.pipeline.models import Contest, Trained
 from scaffpd.pipeline.run import Settings, run
 from scaffpd.pipeline.sites import SitesHere
 from scaffpd.privacy import LOCAL_STEPS, RADIUS, ROUNDS, Private, Spent, private_ridge
@@ -185,7 +185,7 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         asked = self._modelled(model, algorithm, rounds, counts)
         settings = Settings(
             encoding,
-            listed([Contest(name, asked, algorithm, tol=self._tol)]),
+            [Contest(name, asked, algorithm, tol=self._tol)],
             rounds=rounds,
             seed=_seed(self.random_state),
             start=lambda _: None,  # to all digits, a row of weight two is two rows

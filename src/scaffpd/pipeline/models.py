@@ -92,11 +92,6 @@ def uncertified(algorithm: Algorithm, federation: Federation, seed: int) -> str 
 Contests = Callable[[Encoding, Sequence[Trained]], Contest | None]
 
 
-def listed(contests: Sequence[Contest]) -> Contests:
-    """Return contests one after the other."""
-    return lambda _, models: contests[len(models)] if len(models) < len(contests) else None
-
-
 def main_model(models: Sequence[Trained]) -> Trained:
     """Return the model that a run is about: the one after, else the one before, else the last."""
     by_role = {one.role: one for one in models}

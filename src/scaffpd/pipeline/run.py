@@ -57,7 +57,8 @@ class Settings:
 
     Attributes:
         columns: as they are known before anything is agreed, or as they are encoded already.
-        contests: the next model to train, given the encoding and those trained; `None` ends.
+        contests: the models to train one after the other; or a function that returns the next one,
+            given the encoding and those trained, and `None` at the end.
         plan: what is asked of columns and strengths.
         rounds: the most rounds of a training.
         seed: seeds all randomness.
@@ -67,13 +68,19 @@ class Settings:
     """
 
     columns: Schema | Encoding
-    contests: Contests
+    contests: Sequence[Contest] | Contests
     plan: Plan = field(default_factory=Plan)
     rounds: int = 1000
     seed: int = 0
     checkpoint: Callable[[Contest], Checkpoint | None] = lambda _: None
     start: Callable[[Ready], StartPoint] = start_of
     judge: Callable[[Record], Record] | None = None
+
+    def following(self, encoding: Encoding, models: Sequence[Trained]) -> Contest | None:
+        """Return the next model to train."""
+        if callable(self.contests):
+            return self.contests(encoding, models)
+        return self.contests[len(models)] if len(models) < len(self.contests) else None
 
 
 @dataclass(frozen=True)
@@ -105,6 +112,11 @@ def run(
 ) -> Record:
     """Agree, settle, train and judge.
 
+        sites, encoding = sp.SitesHere.of_arrays(names, train, test, task)
+        fair = sp.Contest("fair", sp.Linear("logistic", "auto", True), sp.fair(sp.ChiSquare(0.1)))
+        found = sp.run(sp.Settings(encoding, [fair]), sites)
+        found.models[0].shown.score
+
     Args:
         settings: what to do.
         sites: whose rows it is about.
@@ -118,7 +130,7 @@ def run(
         encoding = agreed(encoding, sites, settings.plan)
     models: list[Trained] = []
     before = WarmStart()
-    while (contest := settings.contests(encoding, models)) is not None:
+    while (contest := settings.following(encoding, models)) is not None:
         if ready is None or ready.asked is not contest.model:
             ready = settle(encoding, sites, contest.model)
         if not contest.follows:

@@ -17,7 +17,7 @@ from scaffpd.models import Linear, Personal
 from scaffpd.models.execution import one_thread
 from scaffpd.objectives import Average, CVaR
 from scaffpd.pipeline.judging import Judged
-from scaffpd.pipeline.models import Contest, listed
+from scaffpd.pipeline.models import Contest
 from scaffpd.pipeline.prepared import Prepared
 from scaffpd.pipeline.run import Nobody, Record, Settings, run
 from scaffpd.pipeline.sites import SitesHere
@@ -63,7 +63,7 @@ def stations(seed: int = 0, phase: Callable[[str], None] = lambda _: None) -> Re
         Contest(FAIR, problem.model, Fair(FAIRLY), "after", TOL),
         Contest(PERSONAL, Personal(problem.model), Fair(joint), "", TOL),
     ]
-    settings = Settings(problem.encoding, listed(contests), rounds=MOST_ROUNDS, judge=judge)
+    settings = Settings(problem.encoding, contests, rounds=MOST_ROUNDS, judge=judge)
     with one_thread():
         return run(settings, problem.sites, watcher=_Phases(phase))
 

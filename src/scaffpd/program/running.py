@@ -9,7 +9,6 @@ from typing import Literal, Protocol
 from scaffpd.numbers import between
 from scaffpd.pipeline.columns import settle
 from scaffpd.pipeline.judging import Judged, effects, held_out_scores
-from scaffpd.pipeline.models import listed
 from scaffpd.pipeline.run import Record, Settings, Watcher, run
 from scaffpd.program import path
 from scaffpd.program.prepare import Source
@@ -82,7 +81,7 @@ def one_run(
                 prepared.encoding,
                 path.walk(config, prepared, ready)
                 if kind == "path"
-                else listed(contests(config, prepared, ready, place)),
+                else contests(config, prepared, ready, place),
                 rounds=config.training.rounds,
                 seed=config.training.seed,
                 checkpoint=folder.checkpoint,
