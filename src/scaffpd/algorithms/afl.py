@@ -66,7 +66,6 @@ class DualMethod(LocalMethod[DualState]):
         return self.questions - (frozenset() if self.dual_rate is None else {GRADIENTS, NORMS})
 
     def automatic(self, federation: Federation) -> dict[str, float]:
-        """Return the rates that are used where none are given."""
         rate = self._rate(federation)
         dual_rate = self._dual_rate(federation, federation.start(), rate)
         return {"local_rate": rate, "dual_rate": dual_rate}
@@ -138,7 +137,6 @@ class AFL(DualMethod):
         return {"AFL": cls(batch_size=batch_size), "AFL + local steps": several}
 
     def round(self, federation: Federation, state: DualState) -> DualState:
-        """Take one step of both players."""
         share = state.weights / (float(state.weights.sum()) or 1.0)
         key = (state.seed, state.rounds + 1, STEPS)
         losses = federation.losses(state.x, self.batch_size, key, alone=False)

@@ -244,7 +244,6 @@ class LocalMethod(Algorithm[Local], Generic[Local]):
     local_rate: float | None = None
 
     def automatic(self, federation: Federation) -> dict[str, float]:
-        """Return the rate that is used where none is given."""
         return {"local_rate": self._safe_rate(federation)}
 
     def releases(self, rounds: int) -> ReleaseCounts:

@@ -291,7 +291,6 @@ class _Shared(Climb):
         return other.started(np.where(own, single, self.families))
 
     def answer(self) -> None:
-        """Ask the clients."""
         tau, omega = np.split(self.variances[0], 2)
         prior = Prior(tau, omega, float(self.scale[0]))
         self.point = point = self.problem.mode(prior, self.x, self.question)

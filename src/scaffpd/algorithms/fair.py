@@ -65,7 +65,6 @@ class Fair(Algorithm):
         return ScaffPD(self.objective, self.local_steps or STEPS, self.batch_size).asks(convex)
 
     def choice(self, federation: Federation) -> Algorithm:
-        """Return the method for this federation."""
         known = federation.constants()
         offered = self._offered(federation, known)
         for method in (MinimaxNewton, SubspaceSaddle):
@@ -74,7 +73,6 @@ class Fair(Algorithm):
         return self._scaff_pd(known)
 
     def reason(self, federation: Federation) -> str:
-        """Say which method it is, and why."""
         known = federation.constants()
         offered = self._offered(federation, known)
         if MinimaxNewton.needs <= offered:

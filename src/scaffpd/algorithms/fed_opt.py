@@ -70,7 +70,6 @@ class FedOpt(AveragingMethod[FedOptState]):
         positive(type(self).__name__, "adaptivity", self.adaptivity)
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> FedOptState:
-        """Begin as FedAvg does."""
         state = self._begin(federation, seed, x0)
         second = torch.full_like(state.x, self.adaptivity**2)
         return FedOptState(**vars(state), momentum=torch.zeros_like(state.x), second=second)

@@ -111,11 +111,9 @@ class MinimaxMethod(Algorithm[Proven], Generic[Proven]):
 
     @property
     def exact(self) -> bool:
-        """Return whether losses and gradients are over all samples, as a certificate needs."""
         return True
 
     def uncertified(self, state: Proven) -> str | None:
-        """Say why nothing is proven about the result, or return `None`."""
         constants = state.constants
         if constants.noisy:
             return "losses and gradients carry noise, for privacy."

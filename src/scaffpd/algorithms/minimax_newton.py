@@ -140,7 +140,6 @@ class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
     def init(
         self, federation: Federation, seed: int = 0, x0: Tensor | None = None
     ) -> MinimaxNewtonState:
-        """Ask the clients at x⁰."""
         x, constants, at = self._open(federation, x0)
         if not constants.convex:
             raise InputError(

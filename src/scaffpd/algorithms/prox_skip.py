@@ -67,7 +67,6 @@ class ProxSkip(LocalMethod[ProxSkipState]):
     def init(
         self, federation: Federation, seed: int = 0, x0: Tensor | None = None
     ) -> ProxSkipState:
-        """Set all shifts to zero."""
         x, losses, samples = begin(federation, x0)
         return ProxSkipState(
             x=x,

@@ -125,7 +125,6 @@ class ScaffPD(MinimaxMethod[ScaffPDState]):
 
     @property
     def exact(self) -> bool:
-        """Return whether losses and gradients are over all samples, as a certificate needs."""
         return self.batch_size is None or self.full_gradients
 
     def asks(self, convex: bool = True) -> frozenset[str]:
@@ -144,7 +143,6 @@ class ScaffPD(MinimaxMethod[ScaffPDState]):
         )
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> ScaffPDState:
-        """Make steps (1) and (2) at x⁰."""
         x, constants, at = self._open(federation, x0, seed)
         weights = self.objective.start(at.losses)
         stochastic = self.batch_size is not None or constants.noisy
@@ -174,7 +172,6 @@ class ScaffPD(MinimaxMethod[ScaffPDState]):
         return self._dual_step(state, rates)
 
     def stalled(self, state: ScaffPDState) -> bool:
-        """Return whether the rule for networks has nothing left to try."""
         return isinstance(state.rule, NonconvexState) and state.rule.stalled
 
     def advise(self, state: ScaffPDState) -> str:

@@ -46,7 +46,6 @@ class Scaffold(AveragingMethod[ScaffoldState]):
     def init(
         self, federation: Federation, seed: int = 0, x0: Tensor | None = None
     ) -> ScaffoldState:
-        """Set all control variates to zero."""
         state = self._begin(federation, seed, x0)
         zero = torch.zeros_like(state.x)
         return ScaffoldState(**vars(state), variate=zero, variates=federation.memory())

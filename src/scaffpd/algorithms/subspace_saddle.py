@@ -169,7 +169,6 @@ class SubspaceSaddle(MinimaxMethod[SubspaceSaddleState]):
     def init(
         self, federation: Federation, seed: int = 0, x0: Tensor | None = None
     ) -> SubspaceSaddleState:
-        """Ask the clients at x⁰, and choose D."""
         x, constants, at = self._open(federation, x0)
         weights = self.objective.start(at.losses)
         steepest(constants.smoothness)
@@ -204,7 +203,6 @@ class SubspaceSaddle(MinimaxMethod[SubspaceSaddleState]):
         return state if state.accepted else replace(state, around=self._look(federation, state))
 
     def round(self, federation: Federation, state: SubspaceSaddleState) -> SubspaceSaddleState:
-        """Make one trial point."""
         around = state.around or self._look(federation, state)
         tol = self._accuracy(state)
         state = replace(state, rounds=state.rounds + 1)

@@ -66,7 +66,6 @@ class Option(click.Option):
             self.metavar = self.metavar or next(short, self.type.name.upper())
 
     def get_help_record(self, ctx: click.Context) -> Row:
-        """Return its line in the help."""
         names = [", ".join(sorted(self.opts, key=len)), *self.secondary_opts]
         value = "" if self.is_flag else f" {self.metavar}"
         usual = self.usual if not self.is_flag else None
@@ -94,7 +93,6 @@ class Command(click.Command):
         self.more = more
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return all its parameters."""
         if self.more is not None:
             self.params += self.more()
             self.more = None
@@ -151,11 +149,9 @@ class Group(Command, click.Group):
             self.add_command(command)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of its commands."""
         return list(self.commands)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write options, and commands with the first paragraph of their help."""
         Command.format_options(self, ctx, formatter)
         for title, commands in self.headings.items():
             rows = [(one.name or "", (one.help or "").split("\n\n")[0]) for one in commands]
@@ -164,7 +160,6 @@ class Group(Command, click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that is called, or refuse with the nearest name."""
         if args[0] not in self.commands and not ctx.resilient_parsing:
             raise NoSuchCommand(args[0], self.list_commands(ctx), ctx)
         return super().resolve_command(ctx, args)

@@ -53,11 +53,9 @@ class ModesAt(Question):
         return {"value": (3,), "gradient": (d,), "curvature": (q, q)}
 
     def down(self, d: int) -> int:
-        """Count τ and s."""
         return len(self.tau) + 1
 
     def answer(self, clients: ClientSide) -> Reply:
-        """Solve for all u_i."""
         return Reply({}, clients.modes(self).modes())
 
 
@@ -77,7 +75,6 @@ class ModeSpread(Question):
     step: Tensor
 
     def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
-        """Return the shape of two numbers per row of C."""
         return {"spread": (2, len(self.C))}
 
     def down(self, d: int) -> int:
@@ -85,7 +82,6 @@ class ModeSpread(Question):
         return math.prod(self.step.shape)
 
     def answer(self, clients: ClientSide) -> Reply:
-        """Return two numbers per coefficient."""
         return Reply({}, {"spread": clients.modes(self.at).spread(self.C, self.step)})
 
 
@@ -102,9 +98,7 @@ class OwnCoefficients(ModeSpread):
     L: Tensor
 
     def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
-        """Return the shape of two numbers per row of C."""
         return {"own": (2, len(self.C))}
 
     def answer(self, clients: ClientSide) -> Reply:
-        """Return L u_i and variances."""
         return Reply({}, {"own": clients.modes(self.at).own(self.C, self.step, self.L)})

@@ -44,11 +44,9 @@ class OwnWeights(Question):
     objective: Objective
 
     def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
-        """Return the shape of three numbers."""
         return {"terms": (3,)}
 
     def down(self, d: int) -> int:
-        """Count ν."""
         return 1
 
     @cached_property
@@ -63,7 +61,6 @@ class OwnWeights(Question):
         return other
 
     def answer(self, clients: ClientSide) -> Reply:
-        """Evaluate at x."""
         losses = clients.point(self.at).losses.double().cpu().numpy()
         found = self.objective._conjugate(losses - float(self.level), self.prior.numpy())
         rows = torch.from_numpy(np.stack(found[1:], 1))
@@ -96,11 +93,9 @@ class OwnSums(Question):
         return self.first.at
 
     def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
-        """Return the shape of all numbers."""
         return {"sums": (NUMBERS + d + d * (d + 1) // 2,)}
 
     def down(self, d: int) -> int:
-        """Count ν."""
         return 1
 
     def answer(self, clients: ClientSide) -> Reply:

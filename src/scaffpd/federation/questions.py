@@ -238,7 +238,6 @@ class Losses(Question):
     key: Key = (0,)
 
     def answer(self, clients: ClientSide) -> Reply:
-        """Return L_i."""
         losses = clients.losses(self.x, self.batch_size, self.key)
         return Reply({"loss": lambda: losses})
 
@@ -291,7 +290,6 @@ class LocalSteps(Question):
     plan: LocalPlan
 
     def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of d_i, and of the snapshot if there is one."""
         return dict.fromkeys(self.vectors[: 1 if self.plan.snapshot is None else 2], (d,))
 
     @property
@@ -301,7 +299,6 @@ class LocalSteps(Question):
         return None if known else self.x
 
     def down(self, d: int) -> int:
-        """Count the correction."""
         return 0 if self.correction is None else d
 
     def answer(self, clients: ClientSide) -> Reply:
@@ -329,11 +326,9 @@ class ProximalSteps(Question):
     plan: ProximalPlan
 
     def down(self, d: int) -> int:
-        """Count the correction and β."""
         return d + 1
 
     def answer(self, clients: ClientSide) -> Reply:
-        """Solve all local models."""
         done = clients.proximal_steps(self.at, self.correction, self.plan)
         return Reply({}, {"d": Vectors(done.sum, done.each)})
 
@@ -355,7 +350,6 @@ class Curvature(Question):
     metric: Tensor
 
     def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the slopes along k columns, and of a k × k matrix."""
         k = self.V.shape[1]
         return {"slopes": (k,), "curvature": (k, k)}
 
@@ -393,7 +387,6 @@ class Hessian(Question):
     at: GradientsAt
 
     def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
-        """Return the shape of a matrix."""
         return {"hessian": (d, d)}
 
     def answer(self, clients: ClientSide) -> Reply:
@@ -414,7 +407,6 @@ class Diagonal(Question):
     at: GradientsAt
 
     def answer(self, clients: ClientSide) -> Reply:
-        """Return the diagonals, or their weighted sum."""
         point = clients.point(self.at)
         return Reply({}, {"diagonal": Vectors(point.diagonal, point.diagonals)})
 
@@ -444,11 +436,9 @@ class Scores(Question):
             raise unknown("split", self.split, SPLITS)
 
     def revealed(self, d: int) -> dict[str, tuple[int, ...]]:
-        """Return the score as well, if it is asked for."""
         return super().revealed(d) | ({"score": ()} if self.score else {})
 
     def answer(self, clients: ClientSide) -> Reply:
-        """Return two or three numbers per client."""
         loss, right, count = clients.scores(self.x, self.split)
         parts = {"loss": loss, "count": count} | ({"score": right} if self.score else {})
         found = {name: np.asarray(part, dtype=np.float64) for name, part in parts.items()}

@@ -86,7 +86,6 @@ class ChiSquare(Objective):
         return prior if inside else self._maximizer(np.zeros(len(prior)))
 
     def _value(self, weights: Vector) -> float:
-        """Return (ρ/2) Σ (λ_i − p_i)²/p_i."""
         p = self.weights(len(weights))
         return float(0.5 * self.rho * np.add.reduce((weights - p) ** 2 / p))
 
@@ -145,7 +144,6 @@ class ChiSquare(Objective):
         return value, weights, slope, np.where(free > 0.0, p / self.rho, 0.0)
 
     def largest(self, n: int) -> float:
-        """Return κ."""
         return 1.0 if self.cap is None else self.cap
 
     def strong_convexity(self, n: int) -> float:
@@ -228,7 +226,6 @@ class Average(Objective):
     """
 
     def _maximizer(self, losses: Vector) -> Vector:
-        """Return the prior p."""
         return self.weights(len(losses)).copy()
 
     def _ceiling(self, losses: Vector) -> float:
@@ -244,7 +241,6 @@ class Average(Objective):
         return p * t, p, np.zeros(len(p)), np.zeros(len(p))
 
     def largest(self, n: int) -> float:
-        """Return the largest p_i."""
         return float(self.weights(n).max())
 
     def _stretch(self, weights: Vector) -> float:

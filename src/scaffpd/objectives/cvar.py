@@ -46,7 +46,6 @@ class CVaR(Objective):
         return np.minimum(self.weights(n) / self.alpha, 1.0)
 
     def largest(self, n: int) -> float:
-        """Return the largest cap."""
         return float(self.caps(n).max())
 
     def _prox(self, s: Vector, old: Vector, sigma: Scale) -> Vector:

@@ -61,7 +61,6 @@ class Nash(Objective):
         return self.b
 
     def _value(self, weights: Vector) -> float:
-        """Return Σ λ_i b_i − p_i − p_i log(λ_i/p_i); +∞ unless every weight is positive."""
         p = self.weights(len(weights))
         b = self.levels(len(weights))
         if weights.min() <= 0.0:
@@ -74,7 +73,6 @@ class Nash(Objective):
         return self.weights(len(losses)) / (self.levels(len(losses)) - losses)
 
     def _support(self, losses: Vector) -> float:
-        """Return −Σ p_i log(b_i − L_i); +∞ if a loss is not below b."""
         gain = self.levels(len(losses)) - losses
         if gain.min() <= 0.0:
             return float("inf")

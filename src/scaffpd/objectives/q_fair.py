@@ -52,7 +52,6 @@ class QFair(Objective):
         super().__init__(prior)
 
     def check(self, losses: Vector, names: Sequence[object]) -> None:
-        """Refuse losses below zero."""
         if losses.min() < 0:
             raise InputError(
                 "loss-below-zero",
@@ -60,7 +59,6 @@ class QFair(Objective):
             )
 
     def _value(self, weights: Vector) -> float:
-        """Return Σ p_i (q/(q+1)) (λ_i/p_i)^{(q+1)/q}; +∞ if a weight is negative."""
         p = self.weights(len(weights))
         q = self.q
         if weights.min() < 0.0:
@@ -74,7 +72,6 @@ class QFair(Objective):
             return self.weights(len(losses)) * np.maximum(losses, 0.0) ** self.q
 
     def _support(self, losses: Vector) -> float:
-        """Return Σ p_i [L_i]₊^{q+1}/(q+1)."""
         with np.errstate(over="ignore"):
             powers = np.maximum(losses, 0.0) ** (self.q + 1.0)
             return inner(self.weights(len(losses)), powers) / (self.q + 1.0)

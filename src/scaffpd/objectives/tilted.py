@@ -87,7 +87,6 @@ class Tilted(Objective):
         return simplex.normalised(self.weights(len(losses)) * tilts)
 
     def _support(self, losses: Vector) -> float:
-        """Return ρ log Σ p_i exp(L_i/ρ)."""
         p = self.weights(len(losses))
         worst = losses.max()
         tilt = (losses - worst) / self.rho
@@ -145,7 +144,6 @@ class Tilted(Objective):
         return self.rho
 
     def curvature(self, weights: Vector) -> float:
-        """Return ρ / max_i λ_i."""
         return float(self.rho / weights.max())
 
 

@@ -138,12 +138,10 @@ class PersonSums(LinearSums):
     periods: int = 1
 
     def losses(self, x: Tensor) -> Tensor:
-        """Return Σ_j clip(ℓ_j(x), 0, B) per client, in units."""
         each = self.loss.value(self._predictions(x), self.rows.y) * self.rows.A.any(1)
         return self._added(bounded(self._by_person(each), self.clips[1]))
 
     def gradients(self, at: Tensor) -> Tensor:
-        """Return the clipped sums, (N, d), in units, at one x for all or every client's own u_i."""
         r = self.loss.residual(self._predictions(at), self.rows.y)
         return self._added(clipped(self._by_person(r * self.rows.A), self.clips[0]))
 
@@ -164,16 +162,13 @@ class ModuleSums:
     clips: tuple[Clip, Clip]
 
     def losses(self, x: Tensor) -> Tensor:
-        """Return Σ_j clip(ℓ_j(x), 0, B) per client, in units."""
         with torch.no_grad():
             return self._sums(self._one, x, lambda each: bounded(each, self.clips[1]))
 
     def gradients(self, at: Tensor) -> Tensor:
-        """Return the clipped sums, (N, d), in units, at one x for all or every client's own u_i."""
         return self._sums(grad(self._one), at, lambda each: clipped(each, self.clips[0]))
 
     def only(self, clients: list[int]) -> ModuleSums:
-        """Select the samples of some clients."""
         return replace(self, oracle=self.oracle.only(clients))
 
     def _one(self, x: Tensor, X: Tensor, y: Tensor) -> Tensor:

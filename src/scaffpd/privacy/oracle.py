@@ -85,7 +85,6 @@ class SharedPoint(StackedPoint):
         return self.oracle.shared(self.x, weights, terms)
 
     def sum(self, weights: Tensor) -> Tensor:
-        """Return Σ_i w_i c_i, added up as secure sums do it."""
         return self.shares(weights).total()
 
 
@@ -101,13 +100,11 @@ class SharedStep(StackedDisplacements):
         self.pull = pull
 
     def shares(self, weights: Tensor) -> SharedSum:
-        """Return what every client adds to Σ_i w_i d_i: a release of everybody."""
         own = weights * self.rates[:, 0]
         made = self.point.shares(own)
         return made._replace(public=made.public + float(own.sum()) * self.pull)
 
     def sum(self, weights: Tensor) -> Tensor:
-        """Return Σ_i w_i d_i, added up as secure sums do it."""
         return self.shares(weights).total()
 
 
@@ -148,11 +145,9 @@ class PrivateOracle:
         self.most_rows = self.inner.most_rows
 
     def start(self) -> Tensor:
-        """Return x⁰, which depends on no record."""
         return self.inner.start()
 
     def contents(self) -> list[Tensor]:
-        """Return the data."""
         return self.inner.contents()
 
     def constants(self) -> Constants:
