@@ -45,21 +45,24 @@ class DualState(ServerState):
     dual_rate: float
 
 
+@dataclass(frozen=True)
 class DualMethod(LocalMethod[DualState]):
     """A method of plain local steps, whose server takes a proximal step for λ from their losses.
 
-    Attributes:
-        objective: (Λ, ψ).
-        server_rate: η_g.
-        dual_rate: γ of the step for λ; `None` for an automatic one.
+    The other arguments are those of `LocalMethod`; minibatches are of losses, too.
+
+    Args:
+        objective: (Λ, ψ); the published methods are for `Agnostic()`.
+        server_rate: η_g, the factor on the averaged update.
+        dual_rate: γ_λ; left out, 0.45/(K² η_g J η_ℓ) with K the coupling of x and λ at x⁰.
     """
 
     questions: ClassVar[frozenset[str]] = frozenset({GRADIENTS, NORMS, LOSSES, UPDATES})
     knobs: ClassVar[tuple[str, ...]] = ("local_rate", "dual_rate")
 
-    objective: Objective
-    server_rate: float
-    dual_rate: float | None
+    objective: Objective = field(default_factory=Agnostic)
+    server_rate: float = field(default=1.0, kw_only=True)
+    dual_rate: float | None = field(default=None, kw_only=True)
 
     def asks(self, convex: bool = True) -> frozenset[str]:
         """Leave out gradients where the dual rate is given."""
@@ -106,22 +109,15 @@ class DualMethod(LocalMethod[DualState]):
 
 @dataclass(frozen=True)
 class AFL(DualMethod):
-    """AFL, for any objective; see `LocalMethod` for the other arguments.
+    """AFL, for any objective; see `DualMethod` for the arguments.
 
     Args:
-        objective: (Λ, ψ); AFL's own is `Agnostic()`.
         local_steps: J; 1 as published.
-        batch_size: samples per local gradient and per loss; `None` uses all of them.
-        server_rate: η_g.
-        dual_rate: γ_λ; left out, 0.45/(K² η_g J η_ℓ) with K the coupling of x and λ at x⁰.
     """
 
     published: ClassVar[str] = "AFL"
 
-    objective: Objective = field(default_factory=Agnostic)
     local_steps: int = field(default=1, kw_only=True)
-    server_rate: float = field(default=1.0, kw_only=True)
-    dual_rate: float | None = field(default=None, kw_only=True)
 
     def releases(self, rounds: int) -> ReleaseCounts:
         """Count a loss and J local steps a round; the coupling at x⁰ has those of the first."""

@@ -66,30 +66,19 @@ COUNTS = ("local_steps", "batch_size", "clients_per_round", "pairs")
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
-    """State of an algorithm between two rounds; a checkpoint holds the state and nothing else.
-
-    Attributes:
-        x: the model.
-        weights: the weight of every client, λ or that of the last step.
-        losses: f_i(x); NaN where a method that does not need them has not looked them up.
-        rounds: rounds made; one whose step was rejected counts.
-        seed: seeds all randomness of the run.
-        certificate: the proven gap of (x, weights); +∞ where nothing is proven.
-        floor: the part of it that is rounding.
-        accepted: whether the round's step was taken.
-        looks: whether losses that are for the history alone are looked up after every round.
-    """
+    """State of an algorithm between two rounds; a checkpoint holds the state and nothing else."""
 
     shows_losses: ClassVar[bool] = True  # whether `losses` and `weights` are known to anybody
 
-    x: Tensor
-    weights: Vector
-    losses: Vector
-    rounds: int = 0
-    seed: int
-    certificate: float = np.inf
-    floor: float = np.inf
-    accepted: bool = True
+    x: Tensor  # the model
+    weights: Vector  # the weight of every client, λ or that of the last step
+    losses: Vector  # f_i(x); NaN where a method that does not need them has not looked them up
+    rounds: int = 0  # rounds made; one whose step was rejected counts
+    seed: int  # seeds all randomness of the run
+    certificate: float = np.inf  # the proven gap of (x, weights); +∞ where nothing is proven
+    floor: float = np.inf  # the part of it that is rounding
+    accepted: bool = True  # whether the round's step was taken
+    # whether losses that are for the history alone are looked up after every round
     looks: bool = field(default=True, metadata={"transient": True})
 
 
@@ -199,9 +188,9 @@ class Algorithm(Generic[S]):
         cls, objective: Objective, local_steps: int, batch_size: int | None
     ) -> dict[str, Self]:
         """Return what `compare` runs, by label: the algorithm with the settings that it takes."""
-        takes: dict[str, Any] = {"local_steps": local_steps, "batch_size": batch_size}
+        takes = {"local_steps": local_steps, "batch_size": batch_size}
         known = inspect.signature(cls).parameters
-        given = {name: value for name, value in takes.items() if name in known}
+        given: dict[str, object] = {name: one for name, one in takes.items() if name in known}
         own = {"objective": objective} if cls.needs_objective() else {}
         return {cls.published or cls.__name__: cls(**own, **given)}
 

@@ -55,31 +55,20 @@ class Prior:
 
 @dataclass(frozen=True)
 class Strengths:
-    """Strengths that the data set themselves.
+    """Strengths that the data set themselves."""
 
-    Attributes:
-        groups: the group of every feature, the intercept's last.
-        tau: τ_j, the variance of a coefficient between clients; 0 if they share it.
-        omega: ω_j, the variance of the shared coefficients around 0.
-        sigma2: σ² of squared loss, else 1.
-        l2: ridge per feature, as `Linear` takes it.
-        strength: κ per feature, as `Personal` takes it; infinite for shared coefficients.
-        evidence: log evidence in nats.
-        x: the shared coefficients at the mode.
-        freedom: degrees of freedom of every feature's differences between clients.
-        rounds: rounds of the fixed point.
-    """
-
-    groups: tuple[str, ...]
-    tau: Vector
-    omega: Vector
-    sigma2: float
-    l2: Vector = field(repr=False)
+    groups: tuple[str, ...]  # the group of every feature, the intercept's last
+    tau: Vector  # τ_j, the variance of a coefficient between clients; 0 if they share it
+    omega: Vector  # ω_j, the variance of the shared coefficients around 0
+    sigma2: float  # σ² of squared loss, else 1
+    l2: Vector = field(repr=False)  # ridge per feature, as `Linear` takes it
+    # κ per feature, as `Personal` takes it; infinite for shared coefficients
     strength: Vector = field(repr=False)
-    evidence: float
-    x: Tensor = field(repr=False)
+    evidence: float  # log evidence in nats
+    x: Tensor = field(repr=False)  # the shared coefficients at the mode
+    # degrees of freedom of every feature's differences between clients
     freedom: Vector = field(repr=False)
-    rounds: int
+    rounds: int  # rounds of the fixed point
 
     def table(self) -> list[tuple[str, int, float, float, float]]:
         """Return for every group its number of features, the root mean square of x, √τ, and the

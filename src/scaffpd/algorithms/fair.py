@@ -65,32 +65,28 @@ class Fair(Algorithm):
         return ScaffPD(self.objective, self.local_steps or STEPS, self.batch_size).asks(convex)
 
     def choice(self, federation: Federation) -> Algorithm:
-        known = federation.constants()
-        offered = self._offered(federation, known)
-        for method in (MinimaxNewton, SubspaceSaddle):
-            if method.needs <= offered:
-                return method(self.objective)
-        return self._scaff_pd(known)
+        return self._chosen(federation)[0]
 
     def reason(self, federation: Federation) -> str:
+        return f"Solved by {self._chosen(federation)[1]}."
+
+    def _chosen(self, federation: Federation) -> tuple[Algorithm, str]:
         known = federation.constants()
         offered = self._offered(federation, known)
         if MinimaxNewton.needs <= offered:
-            named = "the minimax Newton method"
             why = "the losses are convex, gradients are full, and a Hessian is affordable"
-        elif SubspaceSaddle.needs <= offered:
-            named = "the subspace saddle method"
+            return MinimaxNewton(self.objective), f"the minimax Newton method: {why}"
+        if SubspaceSaddle.needs <= offered:
             why = "the losses are convex and gradients are full"
-        else:
-            named = "Scaff-PD"
-            why = "clients answer no questions about curvature"
-            if known.noisy:
-                why = "losses and gradients carry noise, for privacy"
-            elif CONVEX not in offered:
-                why = "the losses are not known to be convex"
-            elif EXACT not in offered:
-                why = "local gradients are of minibatches"
-        return f"Solved by {named}: {why}."
+            return SubspaceSaddle(self.objective), f"the subspace saddle method: {why}"
+        why = "clients answer no questions about curvature"
+        if known.noisy:
+            why = "losses and gradients carry noise, for privacy"
+        elif CONVEX not in offered:
+            why = "the losses are not known to be convex"
+        elif EXACT not in offered:
+            why = "local gradients are of minibatches"
+        return self._scaff_pd(known), f"Scaff-PD: {why}"
 
     def releases(self, rounds: int) -> ReleaseCounts:
         """Count those of Scaff-PD, which is the choice where there is noise."""

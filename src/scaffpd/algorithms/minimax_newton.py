@@ -22,19 +22,10 @@ and there are at most 10⁷, the server sees every H_i, and the model is
 which saves a round or two. Squared losses are their own models: H_i comes up once, and one round
 solves the problem for any Λ.
 
-**It cannot stall.** D is at least l2, so that from some δ on the model lies above F(x + ·): F falls
-by the promise and the step is taken. With δ that large, D ≤ ℓI, and x* the optimum, trying
-p = t(x* − x) in the model shows that on the simplex the promise is at least
-
-    max_{0≤t≤1} t (F(x) − F*) − ½ t² (1 + δ) ℓ ‖x − x*‖²  ≥  ½ min(1, μ/(2(1 + δ)ℓ)) (F(x) − F*),
-
-for F is μ-strongly convex: F falls linearly from any start, for any Λ. Few steps are taken because
-they halve the lowest certificate so far. In the end, with δ = 0, the certificate falls with order
-3/2 with single Hessians, and is of second order in the step with their sum
-(docs/subspace-saddle.md).
-
-No secure sums are possible: the server sees every c_i. The work of a round is that of H and of its
-Cholesky decomposition, d times a pass over the rows and d³/3.
+From some δ on the model lies above F(x + ·), for D is at least l2: F falls linearly from any start,
+for any Λ, and the certificate in the end with order 3/2 (docs/subspace-saddle.md, Theorems 1, 4 and
+5). No secure sums are possible: the server sees every c_i. The work of a round is d times a pass
+over the rows, for H, and d³/3 for its Cholesky decomposition.
 """
 
 from __future__ import annotations
@@ -88,46 +79,29 @@ COARSE = 1e-3
 
 
 class Step(NamedTuple):
-    """Saddle point of a model.
+    """Saddle point of a model."""
 
-    Attributes:
-        p: the step.
-        weights: λ⁺.
-        value: of the model, an upper bound.
-        bend: pᵀDp, times Σ λ⁺_i.
-    """
-
-    p: Vector
-    weights: Vector
-    value: float
-    bend: float
+    p: Vector  # the step
+    weights: Vector  # λ⁺
+    value: float  # of the model, an upper bound
+    bend: float  # pᵀDp, times Σ λ⁺_i
 
 
 @dataclass(frozen=True, kw_only=True)
 class MinimaxNewtonState(AnsweredState):
-    """A state of the method; `weights` are λ of the last model, and of the certificate.
+    """`weights` are λ of the last model, and of the certificate."""
 
-    Attributes:
-        gradients: the c_i at x, (N, d).
-        damping: δ.
-        promise: what the last model promised.
-        lowest: the lowest certificate of earlier points.
-        hessian: H, (d, d), or all H_i, (N, d, d), where they have been asked for at x or are
-            constant.
-    """
-
-    gradients: Tensor
-    damping: float = 0.0
-    promise: float = np.inf
-    lowest: float = np.inf
+    gradients: Tensor  # the c_i at x, (N, d)
+    damping: float = 0.0  # δ
+    promise: float = np.inf  # what the last model promised
+    lowest: float = np.inf  # the lowest certificate of earlier points
+    # H, (d, d), or all H_i, (N, d, d), where they have been asked for at x or are constant
     hessian: Tensor | None = field(default=None, repr=False, metadata={"transient": True})
 
 
 @dataclass(frozen=True)
 class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
     """The minimax Newton method, without anything to tune.
-
-    The server sees every client's gradient, and a sum of Hessians or, where they are small, each.
 
     Args:
         objective: (Λ, ψ), such as `ChiSquare(rho=0.1)`.

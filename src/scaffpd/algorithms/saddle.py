@@ -71,21 +71,13 @@ COARSE = 1e-3
 
 
 class Saddle(NamedTuple):
-    """Solution with its proof.
+    """Solution with its proof."""
 
-    Attributes:
-        weights: λ.
-        z: the minimising player's answer.
-        value: an upper bound on the optimum, by at most `gap`.
-        gap: the duality gap of (z, weights).
-        iterations: Newton steps.
-    """
-
-    weights: Vector
-    z: Vector
-    value: float
-    gap: float
-    iterations: int
+    weights: Vector  # λ
+    z: Vector  # the minimising player's answer
+    value: float  # an upper bound on the optimum, by at most `gap`
+    gap: float  # the duality gap of (z, weights)
+    iterations: int  # Newton steps
 
 
 def solve_saddle(

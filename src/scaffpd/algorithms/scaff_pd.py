@@ -20,11 +20,7 @@ stores and renews from its steps, c_i − c + (x − u_{i,J})/(J η_ℓ), zero a
 SCAFFOLD's option II; or c_i = c = 0.
 
 J = 1 is the accelerated primal-dual method (APD): E. Y. Hamedani, N. S. Aybat, "A Primal-Dual
-Algorithm with Line Search for General Convex-Concave Saddle Point Problems", 2021, Algorithm 2.1,
-
-    λ^{r+1} = argmin_{λ∈Λ} ψ(λ) − ⟨s, λ⟩ + ‖λ − λ^r‖²/(2σ_r),
-    x^{r+1} = x^r − τ_r Σ λ_i^{r+1} ∇f_i(x^r).
-
+Algorithm with Line Search for General Convex-Concave Saddle Point Problems", 2021, Algorithm 2.1.
 After a single local step with full gradients Δu_i = c for every client, so that the server takes it
 by itself: one exchange a round instead of two.
 """
@@ -32,7 +28,7 @@ by itself: one exchange a round instead of two.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -42,7 +38,7 @@ from scaffpd.algorithms.base import GRADIENTS, LOSSES, NORMS, STORED, UPDATES
 from scaffpd.algorithms.minimax import MinimaxMethod, MinimaxState, dual_step
 from scaffpd.algorithms.steps import Auto, Nonconvex, StepRule, Theory
 from scaffpd.algorithms.steps.nonconvex import NonconvexState
-from scaffpd.algorithms.steps.rules import Rates, StepProblem, Trial
+from scaffpd.algorithms.steps.rules import Rates, RuleState, StepProblem, Trial
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants, Federation, Gradients, LocalPlan, Memory, Vector
 from scaffpd.federation.plans import ReleaseCounts
@@ -57,25 +53,17 @@ ADVICE = (
 
 @dataclass(frozen=True, kw_only=True)
 class ScaffPDState(MinimaxState):
-    """`weights` are λ^{r+1}, the answer of the dual step at x = x^r.
+    """`weights` are λ^{r+1}, the answer of the dual step at x = x^r."""
 
-    Attributes:
-        centre: λ^r, from which that step was taken.
-        previous: L(x^{r−1}).
-        direction: c = Σ λ_i^{r+1} c_i at x^r.
-        answered: the round whose answers `at` holds (it seeds their minibatches).
-        rule: the step rule's own state.
-        variates: the c_i that clients store, (N, d), where they are not gradients; else empty.
-        at: the clients' answers at x^r, asked for anew when a run is resumed; `None` where c_i are
-            no gradients.
-    """
-
-    centre: Vector
-    previous: Vector
-    direction: Tensor
-    answered: int
-    rule: Any
+    centre: Vector  # λ^r, from which that step was taken
+    previous: Vector  # L(x^{r−1})
+    direction: Tensor  # c = Σ λ_i^{r+1} c_i at x^r
+    answered: int  # the round whose answers `at` holds (it seeds their minibatches)
+    rule: RuleState  # the step rule's own state
+    # the c_i that clients store, (N, d), where they are not gradients; else empty
     variates: Tensor = field(repr=False)
+    # the clients' answers at x^r, asked for anew when a run is resumed; `None` where c_i are no
+    # gradients
     at: Gradients | None = field(repr=False, metadata={"transient": True})
 
     @property

@@ -31,25 +31,15 @@ FLAT = 1e-14  # curvature below this share of the largest is rounding
 
 @dataclass(frozen=True)
 class SubspaceModel:
-    """Model m of one round.
+    """Model m of one round."""
 
-    Attributes:
-        objective: (Λ, ψ).
-        losses: L_i.
-        slopes: g_i, (N, k).
-        curvature: Q, (k, k).
-        weights: λ.
-        w: w_i.
-        stiffness: κ.
-    """
-
-    objective: Objective
-    losses: Vector
-    slopes: NDArray[np.float64]
-    curvature: NDArray[np.float64]
-    weights: Vector
-    w: Vector
-    stiffness: float = 0.0
+    objective: Objective  # (Λ, ψ)
+    losses: Vector  # L_i
+    slopes: NDArray[np.float64]  # g_i, (N, k)
+    curvature: NDArray[np.float64]  # Q, (k, k)
+    weights: Vector  # λ
+    w: Vector  # w_i
+    stiffness: float = 0.0  # κ
 
     def solve(self, damping: float, tol: float) -> Saddle:
         """Solve min_α max_l m(α, l).

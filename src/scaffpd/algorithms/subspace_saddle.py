@@ -65,71 +65,43 @@ TINY = 1e-300  # in place of a zero that is divided by
 
 @dataclass(frozen=True)
 class Neighbourhood:
-    """Answers of the clients about the neighbourhood of x.
+    """Answers of the clients about the neighbourhood of x."""
 
-    Attributes:
-        V: the basis.
-        fresh: d and c, which later rounds may use again.
-        model: their losses in its span.
-        w: w_i, whether the model uses them or not.
-        merit: F_w(L(x)).
-        pull: β for the next round.
-        scale: s.
-    """
-
-    V: Tensor
-    fresh: list[Tensor]
-    model: SubspaceModel
-    w: Vector
-    merit: float
-    pull: float
-    scale: float
+    V: Tensor  # the basis
+    fresh: list[Tensor]  # d and c, which later rounds may use again
+    model: SubspaceModel  # their losses in its span
+    w: Vector  # w_i, whether the model uses them or not
+    merit: float  # F_w(L(x))
+    pull: float  # β for the next round
+    scale: float  # s
 
 
 @dataclass(frozen=True, kw_only=True)
 class SubspaceSaddleState(AnsweredState):
-    """`rounds` counts trial points; `accepted` says whether the last one was taken.
+    """`rounds` counts trial points; `accepted` says whether the last one was taken."""
 
-    Attributes:
-        direction: c.
-        columns: vectors that everybody knows, the last step first, (n, d).
-        diagonal: Σ p_i diag ∇²f_i for squared losses, or I.
-        metric: D.
-        uneven: whether that is the diagonal, because it is uneven, and not I.
-        size: how large Hessians are in that metric, roughly.
-        pull: β.
-        scale: s.
-        damping: δ.
-        bends: by how much every client's loss was above the model at a rejected trial; then zero.
-        energy: Σ (w_i²/s)(λ_i^r − λ_i^{r−1})²; NaN before the first step.
-        moving: the most clients whose weights one step has moved.
-        careful: whether w is used in any case, because a trial without it was rejected.
-        promise: the decrease that the last model promised: how far there may still be to go.
-        record: the last certificate that was at most half of the record before it.
-        since: the round of that.
-        centre: ν, once the certificate has stalled; empty before.
-        hold: ω.
-        around: the neighbourhood of x, where a trial point there was rejected.
-    """
-
-    direction: Tensor
-    columns: Tensor
-    diagonal: Tensor
-    metric: Tensor
-    uneven: bool
-    size: float
-    pull: float
-    scale: float = 1.0
-    damping: float = 0.0
+    direction: Tensor  # c
+    columns: Tensor  # vectors that everybody knows, the last step first, (n, d)
+    diagonal: Tensor  # Σ p_i diag ∇²f_i for squared losses, or I
+    metric: Tensor  # D
+    uneven: bool  # whether that is the diagonal, because it is uneven, and not I
+    size: float  # how large Hessians are in that metric, roughly
+    pull: float  # β
+    scale: float = 1.0  # s
+    damping: float = 0.0  # δ
+    # by how much every client's loss was above the model at a rejected trial; then zero
     bends: Vector
-    energy: float = np.nan
-    moving: int = 0
-    careful: bool = False
+    energy: float = np.nan  # Σ (w_i²/s)(λ_i^r − λ_i^{r−1})²; NaN before the first step
+    moving: int = 0  # the most clients whose weights one step has moved
+    careful: bool = False  # whether w is used in any case, because a trial without it was rejected
+    # the decrease that the last model promised: how far there may still be to go
     promise: float = np.inf
-    record: float = np.inf
-    since: int = 0
+    record: float = np.inf  # the last certificate that was at most half of the record before it
+    since: int = 0  # the round of that
+    # ν, once the certificate has stalled; empty before
     centre: Vector = field(default_factory=lambda: np.empty(0))
-    hold: float = 0.0
+    hold: float = 0.0  # ω
+    # the neighbourhood of x, where a trial point there was rejected
     around: Neighbourhood | None = field(default=None, repr=False, metadata={"transient": True})
 
 

@@ -49,7 +49,6 @@ class Argument(click.Argument):
         self.usual = named.get("default")
 
     def record(self) -> Row:
-        """Return its line in the help."""
         name = f"{(self.name or '').upper()}{'...' * (self.nargs == -1)}"
         return name, _with_default(self.help or "", self.usual)
 

@@ -96,15 +96,10 @@ class PrivacyAccount(Protocol):
 
 
 class Channel(Protocol):
-    """Access to the clients, wherever they are.
+    """Access to the clients, wherever they are."""
 
-    Attributes:
-        names: the clients, in a fixed order.
-        here: whether clients are in this process, and not at other organisations.
-    """
-
-    names: tuple[str, ...]
-    here: bool
+    names: tuple[str, ...]  # the clients, in a fixed order
+    here: bool  # whether clients are in this process, and not at other organisations
 
     @property
     def work(self) -> float:

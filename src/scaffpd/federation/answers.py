@@ -34,19 +34,12 @@ Asked = TypeVar("Asked", bound=Question)
 
 @dataclass(frozen=True)
 class ClientSelection:
-    """Selected clients.
+    """Selected clients."""
 
-    Attributes:
-        chosen: their numbers, in the order of their answers.
-        names: names of all clients.
-        like: a tensor in the format of x.
-        everyone: whether these are all clients, in order.
-    """
-
-    chosen: list[int]
-    names: Sequence[str]
-    like: Tensor
-    everyone: bool = False
+    chosen: list[int]  # their numbers, in the order of their answers
+    names: Sequence[str]  # names of all clients
+    like: Tensor  # a tensor in the format of x
+    everyone: bool = False  # whether these are all clients, in order
 
     @cached_property
     def index(self) -> slice | NDArray[np.int64]:
@@ -96,18 +89,12 @@ class Traffic:
 
 
 class Summer(Protocol):
-    """Sums of the clients' vectors.
+    """Sums of the clients' vectors."""
 
-    Attributes:
-        hides_vectors: whether no single vector leaves its client.
-        allows_projections: whether clients reveal their gradients along directions that the
-            server chooses.
-        allows_reweighting: whether clients allow sums of the same vectors with two weightings.
-    """
-
-    hides_vectors: bool
+    hides_vectors: bool  # whether no single vector leaves its client
+    # whether clients reveal their gradients along directions that the server chooses
     allows_projections: bool
-    allows_reweighting: bool
+    allows_reweighting: bool  # whether clients allow sums of the same vectors with two weightings
 
     def sum(self, part: str, vectors: Vectors, asked: ClientSelection, weights: Vector) -> Tensor:
         """Return Σ_i w_i v_i over the clients that were asked; `part` names the summed vectors."""
@@ -205,14 +192,10 @@ class Answers(Generic[Asked]):
 
 
 class Gradients(Answers[GradientsAt]):
-    """Clients' answers at one point x; each keeps its c_i = ∇f_i(x) to itself.
-
-    Attributes:
-        losses: L_i = f_i(x); NaN for clients that were not asked.
-    """
+    """Clients' answers at one point x; each keeps its c_i = ∇f_i(x) to itself."""
 
     main = "c"
-    losses: Vector
+    losses: Vector  # L_i = f_i(x); NaN for clients that were not asked
 
     def __init__(
         self, federation: Asker, question: GradientsAt, asked: ClientSelection, reply: Reply
@@ -297,14 +280,10 @@ class Memory:
     """Vectors that clients store from round to round, such as the control variates of SCAFFOLD.
 
     It is immutable: `plus` returns a new one, so that a state can be stored, compared and restored.
-
-    Attributes:
-        vectors: v_i, (N, d).
-        federation: federation of the clients.
     """
 
-    vectors: Tensor = field(repr=False)
-    federation: Asker = field(repr=False, metadata={"transient": True})
+    vectors: Tensor = field(repr=False)  # v_i, (N, d)
+    federation: Asker = field(repr=False, metadata={"transient": True})  # federation of the clients
 
     def sum(self, weights: Vector) -> Tensor:
         """Return Σ_i w_i v_i."""

@@ -18,18 +18,7 @@ from scaffpd.federation.questions import ClientSide, Question, Reply
 
 @dataclass(frozen=True, eq=False)
 class ModesAt(Question):
-    """The clients' own modes at x: value, gradient and Hessian of their minima as functions of x.
-
-    Attributes:
-        tau: τ_j, one number per feature, the same for all outputs; 0 shares the coefficient.
-        scale: s, what a row's loss is divided by: 1, or 2σ² for squared loss.
-        outputs: the number of coefficients of a feature that the Hessian couples: those of a
-            softmax, and else 1.
-        means: whether u_i are posterior means to first order, not modes, and the gradient that of
-            Laplace's approximation; for losses with one output, to report and not to predict.
-        close: the decrease of a client's next Newton step, in nats, at which it may stop.
-        start: an earlier question, from whose u_i the clients start; it changes nothing but time.
-    """
+    """The clients' own modes at x: minima, gradients and Hessians as functions of x."""
 
     kind = "modes"
     shows = (
@@ -40,11 +29,17 @@ class ModesAt(Question):
     symmetric = ("curvature",)
 
     x: Tensor
-    tau: Tensor
-    scale: float = 1.0
+    tau: Tensor  # τ_j, one number per feature, the same for all outputs; 0 shares the coefficient
+    scale: float = 1.0  # s, what a row's loss is divided by: 1, or 2σ² for squared loss
+    # the number of coefficients of a feature that the Hessian couples: those of a softmax, and else
+    # 1
     outputs: int = 1
+    # the decrease of a client's next Newton step, in nats, at which it may stop
     close: float = 1e-8
+    # an earlier question, from whose u_i the clients start; it changes nothing but time
     start: ModesAt | None = None
+    # whether u_i are posterior means to first order, not modes, and the gradient that of Laplace's
+    # approximation; for losses with one output, to report and not to predict
     means: bool = False
 
     def shapes(self, d: int) -> dict[str, tuple[int, ...]]:

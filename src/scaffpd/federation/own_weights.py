@@ -27,21 +27,15 @@ NUMBERS = 6  # of `OwnSums`, before gradient and Hessian
 
 @dataclass(frozen=True, eq=False)
 class OwnWeights(Question):
-    """How far Σ λ_i is from one at (x, ν): Σ λ_i, Σ φ_i'', and Σ of bounds on φ_i'' above ν.
-
-    Attributes:
-        level: ν, (1,); 0 off the simplex.
-        prior: p_i of every client.
-        objective: (Λ, ψ), which separates.
-    """
+    """How far Σ λ_i is from one at (x, ν): Σ λ_i, Σ φ_i'', and Σ of bounds on φ_i'' above ν."""
 
     kind = "own_weights"
     shows = (summed("terms", "how far the weights, which only silos know, are from a sum of one"),)
 
     x: Tensor
-    level: Tensor
-    prior: Tensor
-    objective: Objective
+    level: Tensor  # ν, (1,); 0 off the simplex
+    prior: Tensor  # p_i of every client
+    objective: Objective  # (Λ, ψ), which separates
 
     def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
         return {"terms": (3,)}
@@ -73,10 +67,6 @@ class OwnSums(Question):
 
     A sum has, in this order: Σ λ_i; Σ φ_i(L_i + e_i − ν), Σ λ_i (L_i − e_i − ν) and Σ ψ_i(λ_i), for
     a certificate; Σ λ_i ε_i; sizes of all terms, for their rounding; Σ λ_i c_i; Σ λ_i H_i by rows.
-
-    Attributes:
-        first: the question before.
-        level: ν.
     """
 
     kind = "own_sums"
@@ -84,8 +74,8 @@ class OwnSums(Question):
         summed("sums", "losses, weights, gradients and Hessians, weighted as only silos know"),
     )
 
-    first: OwnWeights
-    level: Tensor
+    first: OwnWeights  # the question before
+    level: Tensor  # ν
 
     @property
     def at(self) -> GradientsAt:

@@ -31,17 +31,11 @@ def same_point(a: Tensor, b: Tensor) -> bool:
 
 
 class SharedSum(NamedTuple):
-    """A sum of vectors to which every client has added its share of the noise.
+    """A sum of vectors to which every client has added its share of the noise."""
 
-    Attributes:
-        parts: what every client adds, (n, d), whole numbers of which only the sum may be seen.
-        unit: the size of a unit.
-        public: what is added to the sum, of public numbers.
-    """
-
-    parts: Tensor
-    unit: float
-    public: Tensor
+    parts: Tensor  # what every client adds, (n, d), whole numbers of which only the sum may be seen
+    unit: float  # the size of a unit
+    public: Tensor  # what is added to the sum, of public numbers
 
     def total(self, added: Tensor | None = None) -> Tensor:
         """Return the sum, from the parts as somebody else has added them up, or as they are."""
@@ -51,22 +45,15 @@ class SharedSum(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Vectors:
-    """Handle on one vector per client, v_i, each where it was computed.
+    """Handle on one vector per client, v_i, each where it was computed."""
 
-    Attributes:
-        sum: Σ_i w_i v_i, for the weights of these clients.
-        each: the v_i themselves, (n, …).
-        squares: ‖v_i‖² per client, if cheaper than the v_i.
-        shape: shape of a v_i, if it is not that of x.
-        addends: w → each client's noisy addend of the sum, if clients share the noise.
-        double_weights: whether `sum` takes weights in double precision, for any format of x.
-    """
-
-    sum: Callable[[Tensor], Tensor]
-    each: Callable[[], Tensor]
-    squares: Callable[[], Tensor] | None = None
-    shape: tuple[int, ...] = ()
+    sum: Callable[[Tensor], Tensor]  # Σ_i w_i v_i, for the weights of these clients
+    each: Callable[[], Tensor]  # the v_i themselves, (n, …)
+    squares: Callable[[], Tensor] | None = None  # ‖v_i‖² per client, if cheaper than the v_i
+    shape: tuple[int, ...] = ()  # shape of a v_i, if it is not that of x
+    # w → each client's noisy addend of the sum, if clients share the noise
     addends: Callable[..., SharedSum] | None = None
+    # whether `sum` takes weights in double precision, for any format of x
     double_weights: bool = False
 
     @classmethod
@@ -82,14 +69,11 @@ class Vectors:
 
 @dataclass(frozen=True)
 class Reply:
-    """Answers of some clients.
+    """Answers of some clients."""
 
-    Attributes:
-        numbers: numbers of every client, (n, …), by name, computed when called.
-        vectors: handles on vectors that stay with the clients until a sum asks for them.
-    """
-
+    # numbers of every client, (n, …), by name, computed when called
     numbers: Mapping[str, Callable[[], Tensor]] = field(default_factory=dict)
+    # handles on vectors that stay with the clients until a sum asks for them
     vectors: Mapping[str, Vectors] = field(default_factory=dict)
 
 
@@ -185,12 +169,9 @@ LOSS = "your loss at every point that the method visits"
 
 @dataclass(frozen=True, eq=False)
 class Question(Announced):
-    """Question to all clients at once.
+    """Question to all clients at once."""
 
-    Attributes:
-        symmetric: parts that are symmetric matrices, of which half is counted.
-    """
-
+    # parts that are symmetric matrices, of which half is counted
     symmetric: ClassVar[tuple[str, ...]] = ()
 
     def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
@@ -269,13 +250,7 @@ class GradientsAt(Losses):
 
 @dataclass(frozen=True, eq=False)
 class LocalSteps(Question):
-    """Local steps: d_i = x − u_{i,J} after J of them from x, and the same at the plan's snapshot.
-
-    Attributes:
-        at: the point at which c_i was answered, or the clients' stored c_i, (n, d); `None` leaves
-            c_i out.
-        correction: c; `None` leaves it out.
-    """
+    """Local steps: d_i = x − u_{i,J} after J of them from x, and at the plan's snapshot."""
 
     kind = "local_updates"
     shows = (
@@ -285,8 +260,9 @@ class LocalSteps(Question):
     )
 
     x: Tensor
+    # the point at which c_i was answered, or the clients' stored c_i, (n, d); `None` leaves c_i out
     at: GradientsAt | Tensor | None
-    correction: Tensor | None
+    correction: Tensor | None  # c; `None` leaves it out
     plan: LocalPlan
 
     def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
@@ -413,11 +389,7 @@ class Diagonal(Question):
 
 @dataclass(frozen=True, eq=False)
 class Scores(Question):
-    """Loss, score and number of samples on "train" or "test" rows, for the logs: not counted.
-
-    Attributes:
-        score: whether to compute the score; else it is NaN. Silos reveal few of them.
-    """
+    """Loss, score and number of samples on "train" or "test" rows, for the logs: not counted."""
 
     kind = "evaluate"
     shows = (
@@ -429,7 +401,7 @@ class Scores(Question):
 
     x: Tensor
     split: str = "train"
-    score: bool = True
+    score: bool = True  # whether to compute the score; else it is NaN. Silos reveal few of them.
 
     def __post_init__(self) -> None:
         if self.split not in SPLITS:

@@ -54,40 +54,27 @@ def least_noise(budget: float, delta: float) -> float:
 
 
 class ReleaseEntry(NamedTuple):
-    """A question that a client answers.
+    """A question that a client answers."""
 
-    Attributes:
-        client: its number.
-        mark: identifies the question.
-        noise: z of every release.
-        times: number of releases; a longer plan of local steps contains the shorter one.
-    """
-
-    client: int
-    mark: bytes
-    noise: float
-    times: int = 1
+    client: int  # its number
+    mark: bytes  # identifies the question
+    noise: float  # z of every release
+    times: int = 1  # number of releases; a longer plan of local steps contains the shorter one
 
 
 @dataclass(eq=False, repr=False)
 class Account:
-    """Account of the releases of N clients.
+    """Account of the releases of N clients."""
 
-    Attributes:
-        names: the clients.
-        delta: δ.
-        budget: the largest ε that a client may spend; `None` counts and never refuses.
-        wider: another account of the same releases, with a budget of its own: what either cannot
-            afford, neither counts.
-        entries: everything that was answered, by its mark.
-        counted: the same in the order in which it was counted.
-    """
-
-    names: Sequence[str]
-    delta: float
-    budget: float | None
+    names: Sequence[str]  # the clients
+    delta: float  # δ
+    budget: float | None  # the largest ε that a client may spend; `None` counts and never refuses
+    # another account of the same releases, with a budget of its own: what either cannot afford,
+    # neither counts
     wider: Account | None = None
+    # everything that was answered, by its mark
     entries: dict[bytes, ReleaseEntry] = field(default_factory=dict, init=False)
+    # the same in the order in which it was counted
     counted: list[ReleaseEntry] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:

@@ -46,15 +46,10 @@ TOGETHER = 2**22  # numbers in the gradients of single records that are held at 
 
 @dataclass(frozen=True)
 class Clip:
-    """Bound on the influence of a record in a sum.
+    """Bound on the influence of a record in a sum."""
 
-    Attributes:
-        most: C, or B.
-        bits: f; sums are counted in units of C/2ᶠ.
-    """
-
-    most: float
-    bits: int
+    most: float  # C, or B
+    bits: int  # f; sums are counted in units of C/2ᶠ
 
     @classmethod
     def of(cls, most: float, noise: float, samples: int) -> Clip:
@@ -74,19 +69,13 @@ class Clip:
 
 @dataclass(frozen=True)
 class LinearSums:
-    """Linear models: ∇ℓ_j = a_j ⊗ r_j has the norm ‖a_j‖‖r_j‖, so that clipping scales residuals.
+    """Linear models: ∇ℓ_j = a_j ⊗ r_j has the norm ‖a_j‖‖r_j‖: clipping scales residuals."""
 
-    Attributes:
-        rows: the samples, each with the weight 1.
-        whole: the same with ⌊2ᵃ a_j/‖a_j‖⌋ in the place of a_j.
-        clips: of gradients and of losses.
-    """
-
-    rows: StackedSamples
-    whole: StackedSamples
+    rows: StackedSamples  # the samples, each with the weight 1
+    whole: StackedSamples  # the same with ⌊2ᵃ a_j/‖a_j‖⌋ in the place of a_j
     loss: Loss
     outputs: int
-    clips: tuple[Clip, Clip]
+    clips: tuple[Clip, Clip]  # of gradients and of losses
 
     @classmethod
     def of(cls, oracle: LinearOracle, clips: tuple[Clip, Clip], radius: float | None) -> Self:
@@ -130,12 +119,9 @@ class PersonSums(LinearSums):
     """Persons with a row for each of K periods, of zeros where they are not at risk.
 
     A record is a person: its losses and its gradients are added up before they are clipped.
-
-    Attributes:
-        periods: K.
     """
 
-    periods: int = 1
+    periods: int = 1  # K
 
     def losses(self, x: Tensor) -> Tensor:
         each = self.loss.value(self._predictions(x), self.rows.y) * self.rows.A.any(1)

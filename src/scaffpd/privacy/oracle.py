@@ -58,17 +58,11 @@ def refuse_single(*_: object) -> NoReturn:
 
 
 class SumTerms(NamedTuple):
-    """The sum that clients add to, some of them elsewhere.
+    """The sum that clients add to, some of them elsewhere."""
 
-    Attributes:
-        clients: n, of all of it.
-        scale: s, at least everybody's |w_j|/m_j.
-        about: who they are and which weights they have: another sum has other noise.
-    """
-
-    clients: int
-    scale: float
-    about: bytes
+    clients: int  # n, of all of it
+    scale: float  # s, at least everybody's |w_j|/m_j
+    about: bytes  # who they are and which weights they have: another sum has other noise
 
 
 class SharedPoint(StackedPoint):
@@ -118,27 +112,17 @@ class PrivateClient(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class PrivateOracle:
-    """N clients that answer with noise.
+    """N clients that answer with noise."""
 
-    Attributes:
-        inner: the same clients without noise, as the experimenter sees them (`scores`).
-        sums: their clipped sums.
-        clips: of gradients and of losses.
-        noise: z and z_L.
-        ridge: the regulariser, which is public.
-        known: public constants; `None` where there are none.
-        colluding: t of shared noise; `None` where everybody hides its own.
-    """
-
-    inner: Oracle
-    sums: ClippedSums
-    clips: tuple[Clip, Clip]
-    noise: tuple[float, float]
-    ridge: Ridge
-    known: Constants | None
+    inner: Oracle  # the same clients without noise, as the experimenter sees them (`scores`)
+    sums: ClippedSums  # their clipped sums
+    clips: tuple[Clip, Clip]  # of gradients and of losses
+    noise: tuple[float, float]  # z and z_L
+    ridge: Ridge  # the regulariser, which is public
+    known: Constants | None  # public constants; `None` where there are none
     members: list[PrivateClient]
     account: Account
-    colluding: int | None
+    colluding: int | None  # t of shared noise; `None` where everybody hides its own
 
     def __post_init__(self) -> None:
         self.dimension = self.inner.dimension
