@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from enum import IntEnum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ PLACEHOLDERS = {click.types.IntParamType: "N", click.types.FloatParamType: "X"}
 PATH = click.Path(path_type=Path)
 OPTIONS = "Options"
 COMMANDS = "Commands"
-_EXAMPLES = re.compile(r"\n\s*Examples:\n(?P<lines>(?:[ \t]+\S.*(?:\n|$))+)\s*$")
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 Row = tuple[str, str]  # of a list of definitions
 More = Callable[[], Sequence[click.Parameter]]
@@ -188,11 +187,9 @@ def write_section(formatter: click.HelpFormatter, title: str, rows: Sequence[Row
 
 def without_examples(text: str) -> tuple[str, tuple[str, ...]]:
     """Split a docstring into prose, each paragraph on one line, and examples."""
-    found = _EXAMPLES.search(text)
-    prose = text if found is None else text[: found.start()]
-    lines = [] if found is None else found["lines"].strip().splitlines()
+    prose, _, lines = text.partition("Examples:\n")
     paragraphs = (" ".join(part.split()) for part in prose.split("\n\n"))
-    return "\n\n".join(paragraphs).strip(), tuple(line.strip() for line in lines)
+    return "\n\n".join(paragraphs).strip(), tuple(map(str.strip, lines.strip().splitlines()))
 
 
 def coloured() -> bool | None:
@@ -215,21 +212,9 @@ def group(name: str, about: str, *commands: click.Command) -> Group:
     return made
 
 
-def argument(name: str, help: str, **more: Any) -> Decorator:
-    """Give a command an argument."""
-    return click.argument(name, cls=Argument, help=help, **more)
-
-
-def option(*flags: str, help: str, **more: Any) -> Decorator:
-    """Give a command an option."""
-    return click.option(*flags, cls=Option, help=help, **more)
-
-
-def switch(*flags: str, help: str) -> Decorator:
-    """Give a command an option without a value."""
-    return option(*flags, help=help, is_flag=True)
-
-
+argument = partial(click.argument, cls=Argument)
+option = partial(click.option, cls=Option)
+switch = partial(option, is_flag=True)
 quiet = switch("--quiet", "-q", help="Write the files and print nothing.")
 as_json = switch("--json", "as_json", help="Print JSON, and nothing else.")
 

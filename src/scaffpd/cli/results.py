@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -25,13 +25,16 @@ from scaffpd.files import csv_text, write_file
 from scaffpd.numbers import brief, several, whole
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from rich.console import Console
 
     from scaffpd.report.predict import Predictions
     from scaffpd.report.record import JoiningRecord, RunRecord
     from scaffpd.tasks.base import ScoreRow
 
-Columns = dict[str, Iterable[Any]]  # of a CSV file, by name
+# of a CSV file, by name: arrays are of probabilities, NaN where there is none
+Columns = Mapping[str, "Sequence[object] | NDArray[np.float64]"]
 FORMATS = ("html", "png", "svg")
 
 
@@ -140,12 +143,7 @@ def _show_joining(console: Console, run: RunRecord, found: JoiningRecord, most: 
 @option(
     "--out", type=PATH, help="File of the page, or folder of the pictures.", show_default="in RUN"
 )
-@option(
-    "--format",
-    "form",
-    default="html",
-    help="html: one page; png, svg: a picture per figure.",
-)
+@option("--format", "form", default="html", help="html: one page; png, svg: a picture per figure.")
 def report(run: Path, out: Path | None, form: str) -> None:
     """One page that opens offline: the verdict, who gains, who pays, and how to do it again.
 
@@ -157,10 +155,8 @@ def report(run: Path, out: Path | None, form: str) -> None:
         raise unknown("format", form, FORMATS)
     from scaffpd.report import page as reports  # seconds, so not for --help
 
-    written = (
-        [reports.write(run, out)] if form == "html" else list(reports.write_figures(run, form, out))
-    )
-    for path in written:
+    html = form == "html"
+    for path in (reports.write(run, out),) if html else reports.write_figures(run, form, out):
         click.echo(str(path))
 
 
@@ -206,10 +202,13 @@ def predict(
         )
     copied = listed(keep)
     found = answer(run, table, model, copied)
+    chances = {"probability": found.probability}
+    if found.survival is not None:
+        chances = {f"probability to survive {t:g}": own for t, own in found.survival.items()}
     columns: Columns = {
         "client": found.clients,
         "predicted" if found.survival is None else "risk": found.predicted,
-        **_chances(found),
+        **chances,
         **dict(zip((f"probability of {v}" for v in found.labels), found.shares.T, strict=False)),
     }
     for name in copied:
@@ -219,7 +218,7 @@ def predict(
                 f"--keep {name}: the predictions already have a column of that name.",
             )
     scored = found.scores()
-    write_predictions(out, {name: found.copied[name] for name in copied} | columns, as_json)
+    write_predictions(out, {name: found.copied[name] for name in copied} | {**columns}, as_json)
     rows: list[dict[str, object]] = [
         {"by": row.by, "group": row.group, "rows": row.rows, **row.values} for row in scored
     ]
@@ -237,13 +236,6 @@ def predict(
     pair = promise(run)
     if pair is not None:
         click.echo(f"The model was trained with {pair} for every record.")
-
-
-def _chances(found: Predictions) -> Columns:
-    """Return probabilities: of the predicted label, or to survive a time."""
-    if found.survival is None:
-        return {"probability": found.probability}
-    return {f"probability to survive {until:g}": own for until, own in found.survival.items()}
 
 
 def _show_scores(console: Console, found: Predictions, rows: list[ScoreRow]) -> None:
@@ -264,15 +256,14 @@ def _show_scores(console: Console, found: Predictions, rows: list[ScoreRow]) -> 
 
 
 def write_predictions(out: Path, columns: Columns, quiet: bool = False) -> None:
-    """Write a CSV file of predictions; probabilities that do not exist are left out."""
-    written = {
-        name: ["" if math.isnan(p) else f"{p:.6f}" for p in values]
-        if name.startswith("probability")
-        else list(values)
-        for name, values in columns.items()
-    }
-    cells = zip(*written.values(), strict=True)
-    rows = [dict(zip(columns, row, strict=True)) for row in cells]
+    """Write a CSV file of predictions."""
+    written = (
+        own
+        if isinstance(own, Sequence)
+        else ["" if math.isnan(p) else f"{p:.6f}" for p in own.tolist()]
+        for own in columns.values()
+    )
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*written, strict=True)]
     write_file(out, csv_text(rows, [*columns]))
     if not quiet:
         click.echo(f"{several(len(rows), 'row')} written to {out}.")

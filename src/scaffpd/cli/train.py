@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from scaffpd.cli.settings import Tables
     from scaffpd.settings.run import RunConfig
 
+Kind = Literal["train", "path"]
 # names that options take, without PyTorch, so that shells complete them quickly
 ALGORITHM_NAMES = (
     "Fair",
@@ -99,22 +100,10 @@ def train(
         scaffpd train trial.csv --client hospital --time days --event died
         scaffpd train hospitals --objective CVaR
     """
-    from scaffpd.cli.settings import SETTINGS
-
-    method: dict[str, dict[str, object]] = {}
+    method = {"objective": objective_table(objective, strength, what[0])}
     if algorithm is not None:
         method["algorithm"] = {"kind": algorithm}
-    table = objective_table(objective, strength, what[0])
-    if table:
-        method["objective"] = table
-    config = requested(what, SETTINGS["train"], given, method)
-    with RoundsScreen(quiet or as_json) as screen:
-        folder, interrupted = _one_run("train", config, out, fresh, screen)
-    end(folder, report and not interrupted, quiet, as_json)
-    if interrupted:
-        from scaffpd.report.folder import RunFolder
-
-        raise RunFolder(folder).interruption()
+    _one_run("train", what, given, method, out, fresh, report, quiet, as_json)
 
 
 @command(partial(_settings, "path"))
@@ -144,13 +133,8 @@ def path(
         scaffpd path hospitals --points 5
         scaffpd path patients.csv --client hospital --target ill --objective CVaR
     """
-    from scaffpd.cli.settings import SETTINGS
-
-    table = objective_table(objective, None, what[0], path=True)
-    config = requested(what, SETTINGS["path"], given, {"objective": table} if table else {})
-    with RoundsScreen(quiet or as_json) as screen:
-        folder, _ = _one_run("path", config, out, fresh, screen)
-    end(folder, report, quiet, as_json)
+    method = {"objective": objective_table(objective, None, what[0], path=True)}
+    _one_run("path", what, given, method, out, fresh, report, quiet, as_json)
 
 
 def requested(
@@ -173,7 +157,7 @@ def requested(
     from scaffpd.settings.tables import HOSPITALS
 
     changes, options = given_settings(tables, given)
-    changes |= method or {}
+    changes |= {name: table for name, table in (method or {}).items() if table}
     if "algorithm" in changes:
         options["algorithm.kind"] = "--algorithm"
     if "privacy" in changes and "epsilon" not in changes["privacy"] and not is_settings(what[0]):
@@ -264,27 +248,34 @@ def _check_columns(files: Sequence[str], data: Mapping[str, object]) -> None:
 
 
 def _one_run(
-    kind: Literal["train", "path"],
-    config: RunConfig,
+    kind: Kind,
+    what: Sequence[str],
+    given: Mapping[str, object],
+    method: Mapping[str, dict[str, object]],
     out: Path | None,
     fresh: bool,
-    screen: RoundsScreen,
-) -> tuple[Path, bool]:
-    """Train, score and write one run; return its folder and whether it was interrupted."""
+    report: bool,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Train, score, write and show one run."""
+    from scaffpd.cli.settings import SETTINGS
     from scaffpd.program.running import one_run  # seconds, so not for --help
-
-    folder = _place(config, out or config.folder, fresh, kind)
-    return folder, one_run(kind, config, folder, fresh, screen).interrupted
-
-
-def _place(
-    config: RunConfig, out: Path | None, fresh: bool, kind: Literal["train", "path"]
-) -> Path:
-    """Return the folder asked for, or the first of runs/NAME, NAME-2, … that holds no other run."""
     from scaffpd.report.folder import RunFolder
 
-    if out is not None:
-        return out
+    config = requested(what, SETTINGS[kind], given, method)
+    folder = out or config.folder or _place(config, fresh, kind)
+    with RoundsScreen(quiet or as_json) as screen:
+        stopped = one_run(kind, config, folder, fresh, screen).interrupted and kind == "train"
+    end(folder, report and not stopped, quiet, as_json)
+    if stopped:
+        raise RunFolder(folder).interruption()
+
+
+def _place(config: RunConfig, fresh: bool, kind: Kind) -> Path:
+    """Return the first of runs/NAME, NAME-2, … that holds no other run."""
+    from scaffpd.report.folder import RunFolder
+
     safe = "".join(c if c.isalnum() or c in "-_" else "-" for c in config.name)
     first = folder = Path("runs") / (safe if kind == "train" else f"{safe}-{kind}")
     k = 1
