@@ -113,18 +113,13 @@ def _show_clients(console: Console, run: RunRecord, most: int) -> None:
     if run.pair:
         heads.append("change")
     rows = []
-    for line in client_lines(run):
-        better = -(line.values[shown[0]].value or 0.0)
-        cells = [line.values[k].text for k in shown]
-        if run.pair:
-            better = line.change.value or 0.0
-            cells.append(line.change.text)
-        weight = "" if line.score.weight is None else f"{line.score.weight:.3f}"
-        name = f"{line.score.client}{' †' if line.few else ''}"
-        count = f"{line.score.train_rows}, {line.score.test_rows}"
-        rows.append((-run.measure.sign * better, [name, count, *cells, weight]))
-    rows.sort(key=lambda row: row[0])
-    print_table(console, [*heads, "weight λ"], [row for _, row in rows], "clients.csv", most)
+    for line in client_lines(run, gaining=True):
+        score = line.score
+        cells = [line.values[k].text for k in shown] + [line.change.text] * bool(run.pair)
+        weight = "" if score.weight is None else f"{score.weight:.3f}"
+        count = f"{score.train_rows}, {score.test_rows}"
+        rows.append([f"{score.client}{' †' if line.few else ''}", count, *cells, weight])
+    print_table(console, [*heads, "weight λ"], rows, "clients.csv", most)
 
 
 def _show_joining(console: Console, run: RunRecord, found: JoiningRecord, most: int) -> None:

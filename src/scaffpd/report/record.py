@@ -385,16 +385,6 @@ class RunRecord(RecordPart):
         """Return the run's measure on the rows that scores are about."""
         return score.test_score if self.split == "test" else score.train_score
 
-    def gains(self, before: ModelRecord, after: ModelRecord) -> dict[str, float]:
-        """Return how much better the second model serves every client that both have scores of."""
-        old = {score.client: self.value(score) for score in before.clients}
-        new = {score.client: self.value(score) for score in after.clients}
-        return {
-            client: self.measure.sign * (now - was)
-            for client, was in old.items()
-            if was is not None and (now := new.get(client)) is not None
-        }
-
     @property
     def paying(self) -> dict[str, list[str]]:
         """The clients for which the shown model pays ("yes"), costs ("no"), or is within noise."""

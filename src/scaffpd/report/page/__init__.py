@@ -13,7 +13,6 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 
 from scaffpd.errors import InputError, needed
@@ -80,10 +79,8 @@ def write_figures(folder: Path, form: str, out: Path | None = None) -> tuple[Pat
 def pictures(run: RunRecord, form: str) -> dict[str, bytes]:
     """Draw the figures of a run; contents by file name."""
     convert = needed(*VEGA)
-    style = {
-        "config": {**vega.config(), "background": "#ffffff"},
-        "allowed_base_urls": [],
-    }
+    config = {**vega.config(), "background": "#ffffff"}
+    style = {"config": config, "allowed_base_urls": []}
     found: dict[str, bytes] = {}
     for figure in figures(run):
         spec = {
@@ -120,7 +117,7 @@ def library() -> str:
 def page(run: RunRecord, library: str) -> str:
     """Make the page's text; `library` is the JavaScript that draws the figures."""
     drawn = figures(run)
-    script = packaged("page.js")
+    script = vega.packaged("page.js")
     library = harmless(library)
     scripts = {
         "config": vega.config(),
@@ -134,7 +131,7 @@ def page(run: RunRecord, library: str) -> str:
     models = shown_models(run)
     jinja2 = needed(*JINJA)
     environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(packaged),
+        loader=jinja2.FunctionLoader(vega.packaged),
         autoescape=True,  # names of clients and columns are somebody else's
         trim_blocks=True,
         lstrip_blocks=True,
@@ -146,7 +143,7 @@ def page(run: RunRecord, library: str) -> str:
         run=run,
         kind=KINDS[run.kind],
         colours=vega.css(),
-        style=packaged("page.css"),
+        style=vega.packaged("page.css"),
         asked=verdict.asked(run),
         verdict=verdict.verdict(run),
         effects=effect_table(run),
@@ -178,11 +175,6 @@ def emphasised(text: str) -> str:
 def _hash(script: str) -> str:
     """Return the hash by which the page's policy allows a script."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
-
-
-def packaged(name: str) -> str:
-    """Read a file of this package."""
-    return files("scaffpd.report.page").joinpath(name).read_text(encoding="utf-8")
 
 
 def embedded(value: object) -> str:

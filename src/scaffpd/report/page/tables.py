@@ -62,34 +62,29 @@ def shown_models(run: RunRecord) -> list[ModelRecord]:
     return [model for model in ranked if model.role] or ranked[:MOST_MODELS]
 
 
-def client_lines(run: RunRecord) -> list[ClientLine]:
-    """Return a line for every client."""
-    models = shown_models(run)
-    gains = run.gains(*run.pair) if run.pair else {}
+def client_lines(run: RunRecord, gaining: bool = False) -> list[ClientLine]:
+    """Return a line for every client; the one that gains most first, or is served worst."""
+    known = [model.by_client for model in shown_models(run)]
+    before, after = ({}, {}) if run.pair is None else (model.by_client for model in run.pair)
     main = run.main.by_client
     lines = []
     for client in run.clients:
-        gain = gains.get(client)
-        moved = None if gain is None else run.measure.sign * gain
-        text = run.measure.change(moved)
-        tone = "" if gain is None else tone_of(gain, text)
         score = main.get(client) or ClientScore(client=client)
-        lines.append(
-            ClientLine(
-                score,
-                [_cell(run, model.by_client.get(client)) for model in models],
-                Cell(moved, text, tone),
-                uncertain(run, score),
-            )
-        )
+        values = [_cell(run, own.get(client)) for own in known]
+        was, now = (_cell(run, own.get(client)).value for own in (before, after))
+        moved = None if was is None or now is None else now - was
+        text = run.measure.change(moved)
+        tone = ""
+        if moved is not None and text.startswith(("+", "−")):  # none where it is written as zero
+            tone = "gain" if run.measure.sign * moved > 0 else "loss"
+        lines.append(ClientLine(score, values, Cell(moved, text, tone), uncertain(run, score)))
+    if gaining:
+        lines.sort(key=lambda line: -run.measure.sign * _merit(run, line))
     return lines
 
 
-def tone_of(gain: float, text: str) -> str:
-    """Return the colour of a change: none where it is written as zero."""
-    if not text.startswith(("+", "−")):
-        return ""
-    return "gain" if gain > 0 else "loss"
+def _merit(run: RunRecord, line: ClientLine) -> float:
+    return (line.change.value or 0.0) if run.pair else -(line.values[0].value or 0.0)
 
 
 def uncertain(run: RunRecord, score: ClientScore) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
 
 Value = str | int | float | bool | None | Sequence["Value"] | dict[str, "Value"]
 Spec = dict[str, Value]
@@ -52,55 +54,19 @@ def css() -> str:
     return f":root {{ color-scheme: light; --font: {FONT}; {colours} }}\n"
 
 
+def packaged(name: str) -> str:
+    """Read a file of this package."""
+    return files("scaffpd.report.page").joinpath(name).read_text(encoding="utf-8")
+
+
 def config() -> Spec:
-    """Make Vega-Lite's configuration: quiet axes, and styles by name."""
-    words: Spec = {
-        "labelColor": PALETTE["soft"],
-        "titleColor": PALETTE["soft"],
-        "labelFont": FONT,
-        "titleFont": FONT,
-        "labelFontSize": 12,
-        "titleFontSize": 12,
-        "titleFontWeight": "normal",
-    }
-    text: Spec = {"font": FONT, "fontSize": 12}
-    moved: Spec = {"strokeWidth": 3, "opacity": 0.55}
-    return {
-        "background": "transparent",
-        "font": FONT,
-        "padding": 4,
-        "view": {"stroke": None},
-        "axis": {
-            **words,
-            "titlePadding": 10,
-            "gridColor": PALETTE["line"],
-            "domain": False,
-            "ticks": False,
-            "labelPadding": 6,
-        },
-        "legend": {
-            **words,
-            "orient": "top",
-            "labelColor": PALETTE["ink"],
-            "symbolSize": 90,
-            "symbolStrokeWidth": 2,
-            "labelLimit": 180,
-            "rowPadding": 4,
-        },
-        "text": {**text, "color": PALETTE["ink"]},
-        "line": {"strokeWidth": 2},
-        "range": {"ordinal": list(SERIES)},
-        "style": {
-            "quiet": {"color": PALETTE["rest"], "strokeWidth": 1.2},
-            "rest": {"color": PALETTE["rest"], "opacity": 0.35, "strokeWidth": 1},
-            "gain": {**moved, "color": PALETTE["gain"]},
-            "loss": {**moved, "color": PALETTE["loss"], "strokeDash": [3, 2]},
-            "gain-words": {**text, "color": PALETTE["gain"]},
-            "loss-words": {**text, "color": PALETTE["loss"]},
-            "quiet-words": {**text, "color": PALETTE["soft"]},
-            "knee": {"color": PALETTE["ink"], "filled": False, "strokeWidth": 1.6},
-        },
-    }
+    """Make Vega-Lite's configuration: quiet axes, and styles by name, in the page's colours."""
+    text = packaged("theme.json")
+    named: Spec = {"font": FONT, "series": SERIES, **PALETTE}
+    for name, value in named.items():
+        text = text.replace(f'"${name}"', json.dumps(value))
+    made: Spec = json.loads(text)
+    return made
 
 
 @dataclass(frozen=True)
@@ -217,14 +183,15 @@ def dots(encoding: Spec, table: str, size: int = 80) -> Spec:
 
 def changes(table: str, y: Spec, x: Spec) -> list[Spec]:
     """Draw lines from before to after, and write the change to their right, coloured by tone."""
-    layers: list[Spec] = []
     ends: Spec = {"y": y, "x": {**x, "field": "before"}, "x2": {"field": "after"}}
     words: Spec = {"y": y, "text": {"field": "change"}}
-    right: Spec = {"expr": f"width + {BESIDE}"}
-    for tone in ("gain", "loss", "quiet"):
-        where = f"datum.tone === '{tone}'"
-        layers.append(layer("rule", ends, where, table, style=tone))
-        layers.append(
-            layer("text", words, where, table, style=f"{tone}-words", align="right", x=right)
+    look: Spec = {"align": "right", "x": {"expr": f"width + {BESIDE}"}}
+    return [
+        one
+        for tone in ("gain", "loss", "quiet")
+        if (where := f"datum.tone === '{tone}'")
+        for one in (
+            layer("rule", ends, where, table, style=tone),
+            layer("text", words, where, table, style=f"{tone}-words", **look),
         )
-    return layers
+    ]
