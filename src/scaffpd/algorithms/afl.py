@@ -87,7 +87,6 @@ class DualMethod(LocalMethod[DualState]):
         )
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> DualState:
-        """Let both players stand at (x⁰, λ⁰), λ⁰ the objective's prior."""
         self.objective.weights(len(federation.names))
         x, losses, _ = begin(federation, x0)
         self.objective.check(losses, federation.names)

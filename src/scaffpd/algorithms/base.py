@@ -272,7 +272,6 @@ class AveragingMethod(LocalMethod[Averaged], Generic[Averaged]):
     weights: str = "samples"
 
     def _begin(self, federation: Federation, seed: int, x0: Tensor | None) -> AveragingState:
-        """Return what every state has before the first round."""
         x, losses, samples = begin(federation, x0)
         check_participation(self, self.clients_per_round, federation)
         prior = client_weights(self.weights, samples)

@@ -48,7 +48,6 @@ class DRFA(DualMethod):
     clients_per_round: int | None = field(default=None, kw_only=True)
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> DualState:
-        """Start from the objective's prior."""
         check_participation(self, self.clients_per_round, federation)
         return super().init(federation, seed, x0)
 

@@ -209,7 +209,6 @@ class Evidence:
         return question, (value.tolist(), gradient.view_as(x), (Q + Q.mT) / 2)
 
     def at(self, prior: Prior, x: Tensor, start: ModesAt | None = None) -> _Point:
-        """Evaluate at x."""
         question, ((total, determinants, n), gradient, Q) = self.ask(prior, x, start)
         omega = self._rows(prior.omega)[:, None]
         root = omega.sqrt()

@@ -33,7 +33,6 @@ class FedAvg(AveragingMethod[AveragingState]):
     def init(
         self, federation: Federation, seed: int = 0, x0: Tensor | None = None
     ) -> AveragingState:
-        """Look up the rate and the weights; nothing else is needed."""
         return self._begin(federation, seed, x0)
 
     def round(self, federation: Federation, state: AveragingState) -> AveragingState:

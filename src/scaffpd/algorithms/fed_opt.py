@@ -91,7 +91,6 @@ class FedOpt(AveragingMethod[FedOptState]):
         return moved(federation, state, state.x + self.server_rate * step, weights)
 
     def _variance(self, v: Tensor, squares: Tensor) -> Tensor:
-        """Return the new v."""
         if self.optimizer == "adagrad":
             return v + squares
         if self.optimizer == "adam":

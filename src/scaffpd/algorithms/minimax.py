@@ -109,7 +109,6 @@ class MinimaxMethod(Algorithm[Proven], Generic[Proven]):
         return None
 
     def _ask(self, federation: Federation, x: Tensor, seed: int, r: int) -> Gradients:
-        """Ask the clients for their answers at x, for round r."""
         return federation.gradients(x)
 
     def _open(
@@ -140,7 +139,6 @@ class MinimaxMethod(Algorithm[Proven], Generic[Proven]):
     def _proof(
         self, constants: Constants, losses: Vector, weights: Vector, at: Gradients, c: Tensor | None
     ) -> Certificate:
-        """Return what is proven about the (x, λ) of these answers."""
         c = at.sum(weights) if c is None else c
         rounding = at.rounding  # after the sum, whose own rounding is part of it
         short = shrinkage(constants, weights)

@@ -263,7 +263,6 @@ class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
         return Step(unit * found.z, found.weights, found.value, bend)
 
     def _proven(self, state: MinimaxNewtonState) -> MinimaxNewtonState:
-        """Return the state with the certificate of its λ."""
         return self._certified(state, state.at, mixed(state.gradients, state.weights))
 
 

@@ -58,7 +58,6 @@ class QFFL(FedAvg):
     def init(
         self, federation: Federation, seed: int = 0, x0: Tensor | None = None
     ) -> AveragingState:
-        """Begin as FedAvg does; refuse negative losses."""
         state = super().init(federation, seed, x0)
         if self.positive:
             QFair(1).check(state.losses, federation.names)

@@ -266,7 +266,6 @@ class ScaffPD(MinimaxMethod[ScaffPDState]):
         return federation.gradients(x, None if self.exact else self.batch_size, (seed, r, POINT))
 
     def _taken(self, state: ScaffPDState, x: Tensor, losses: Vector) -> ScaffPDState:
-        """Return the state at x^{r+1}, before the dual step there."""
         return replace(state, x=x, centre=state.weights, previous=state.losses, losses=losses)
 
     def _dual_step(self, state: ScaffPDState, rates: Rates) -> ScaffPDState:

@@ -141,7 +141,6 @@ class Group(Command, click.Group):
         self.headings: dict[str, list[click.Command]] = {}
 
     def include(self, commands: Sequence[click.Command], heading: str = COMMANDS) -> None:
-        """Add commands, listed under a heading of the help."""
         self.headings.setdefault(heading, []).extend(commands)
         for command in commands:
             self.add_command(command)

@@ -186,7 +186,6 @@ deploy = group(
 
 
 def _read(path: Path) -> FederationFile:
-    """Read a federation.toml, given itself or by its folder."""
     from scaffpd.settings.federation import FederationFile
 
     return FederationFile.read(path / "federation.toml" if path.is_dir() else path)

@@ -148,7 +148,6 @@ class RoundsScreen:
                 self._tell()
 
     def say(self, *lines: str) -> None:
-        """Print lines above the changing one."""
         for line in lines:
             self.console.print(line, markup=False, soft_wrap=True)
         self.said = time.monotonic()
@@ -176,7 +175,6 @@ class RoundsScreen:
         self.say(f"{self.last}{left}")
 
     def begin(self, model: str, names: Sequence[str], rounds: int, tol: float | None) -> None:
-        """Start with a model that is about to be trained."""
         self.model = model
         self.names = tuple(names)
         self.rounds = rounds
@@ -185,7 +183,6 @@ class RoundsScreen:
         self.phase(f"Training {model}".strip())
 
     def show(self, info: RoundInfo) -> None:
-        """Show a round of training."""
         gap = float(info.state.certificate)
         proven = gap if math.isfinite(gap) else None
         losses = info.state.losses.tolist()

@@ -258,7 +258,6 @@ def _one_run(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    """Train, score, write and show one run."""
     from scaffpd.cli.settings import SETTINGS
     from scaffpd.program.running import one_run  # seconds, so not for --help
     from scaffpd.report.folder import RunFolder

@@ -85,11 +85,9 @@ class PrivacyAccount(Protocol):
     def total(self) -> int:
         """Number of releases so far."""
 
-    def spent(self) -> Spent:
-        """Return the cost of the releases so far."""
+    def spent(self) -> Spent: ...
 
-    def pack(self) -> dict[str, NDArray[np.generic]]:
-        """Return the releases as arrays."""
+    def pack(self) -> dict[str, NDArray[np.generic]]: ...
 
     def merge(self, arrays: dict[str, NDArray[np.generic]]) -> None:
         """Add the releases of `pack` that are not counted yet."""
@@ -113,11 +111,9 @@ class Channel(Protocol):
     def fingerprint(self) -> str:
         """Identifier of model, clients and data: a checkpoint is resumed on no other problem."""
 
-    def constants(self) -> Constants:
-        """Return smoothness and convexity of the clients' losses."""
+    def constants(self) -> Constants: ...
 
-    def start(self) -> Tensor:
-        """Return the default x⁰ (zero for linear models, the module's own parameters otherwise)."""
+    def start(self) -> Tensor: ...
 
     def own(self, x: Tensor) -> Tensor | None:
         """Return every client's u_i(x), (N, d), if the model is `Personal` and they are here."""

@@ -43,7 +43,6 @@ class ClientSelection:
 
     @cached_property
     def index(self) -> slice | NDArray[np.int64]:
-        """Numbers of the clients, for NumPy."""
         return slice(None) if self.everyone else np.array(self.chosen)
 
     def scattered(self, values: Tensor) -> Vector:
@@ -119,7 +118,6 @@ class PlainSums:
         return vectors.sum(sent.to(asked.like.device, non_blocking=True))
 
     def error(self, length: int, weights: Vector) -> float:
-        """Return 0: only rounding."""
         return 0.0
 
 
@@ -127,17 +125,13 @@ class Asker(Protocol):
     """What answers need of the federation that asked."""
 
     @property
-    def sums(self) -> Summer:
-        """How vectors are added up."""
+    def sums(self) -> Summer: ...
 
-    def ask(self, question: Asked, clients: Clients = None) -> Answers[Asked]:
-        """Put a question to clients."""
+    def ask(self, question: Asked, clients: Clients = None) -> Answers[Asked]: ...
 
-    def selection(self, clients: Clients) -> ClientSelection:
-        """Select the clients that a question goes to."""
+    def selection(self, clients: Clients) -> ClientSelection: ...
 
-    def count(self, *, exchanges: int = 0, up: int = 0, down: int = 0) -> None:
-        """Add to the traffic, in numbers of the format of x."""
+    def count(self, *, exchanges: int = 0, up: int = 0, down: int = 0) -> None: ...
 
 
 class Answers(Generic[Asked]):
@@ -207,7 +201,6 @@ class Gradients(Answers[GradientsAt]):
 
     @property
     def x(self) -> Tensor:
-        """Point of the question."""
         return self.question.x
 
     @property
@@ -286,7 +279,6 @@ class Memory:
     federation: Asker = field(repr=False, metadata={"transient": True})  # federation of the clients
 
     def sum(self, weights: Vector) -> Tensor:
-        """Return Σ_i w_i v_i."""
         asked = self.federation.selection(None)
         held = Vectors(lambda w: w @ self.vectors, lambda: self.vectors)
         return self.federation.sums.sum("memory", held, asked, asked.checked(weights))

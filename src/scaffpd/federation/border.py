@@ -68,7 +68,6 @@ class Announced:
 
     @classmethod
     def named(cls, part: str) -> Shown:
-        """Return a part by its name."""
         return next(one for one in cls.shows if one.part == part)
 
 

@@ -79,7 +79,6 @@ class OwnSums(Question):
 
     @property
     def at(self) -> GradientsAt:
-        """Question about losses and gradients at x."""
         return self.first.at
 
     def shapes(self, d: int) -> dict[str, tuple[int, ...]]:

@@ -83,7 +83,6 @@ class Constants:
     ridge: Vector | None = field(default=None, metadata={"transient": True})
 
     def only(self, clients: list[int]) -> Constants:
-        """Select some of the clients."""
         names = ("smoothness", "strong_convexity", "steepest", "samples")
         return replace(self, **{name: getattr(self, name)[clients] for name in names})
 

@@ -63,7 +63,6 @@ class Vectors:
         return cls(made.sum, made.each, squares, (), getattr(made, "shares", None), fine)
 
     def norms(self) -> Tensor:
-        """Return ‖v_i‖² per client."""
         return self.each().square().sum(1) if self.squares is None else self.squares()
 
 

@@ -66,7 +66,6 @@ class ChiSquare(Objective):
         return np.geomspace(WIDEST * scale, NARROWEST * scale, points)
 
     def caps(self, n: int) -> Vector | None:
-        """Return κ of every client."""
         return None if self.cap is None else np.full(n, self.cap)
 
     def weights(self, n: int) -> Vector:
@@ -247,5 +246,4 @@ class Average(Objective):
         return simplex.share_above(weights, self.weights(len(weights)))
 
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
-        """Return the prior p, which never moves."""
         return ProxStep(self.weights(len(s)).copy(), np.zeros(len(s)), np.empty((0, len(s))))

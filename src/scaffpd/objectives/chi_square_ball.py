@@ -91,7 +91,6 @@ class ChiSquareBall(Objective):
 
 
 def _distance(weights: Vector, p: Vector) -> float:
-    """Return Σ (λ_i − p_i)²/p_i."""
     return float(np.sum((weights - p) ** 2 / p))
 
 

@@ -51,7 +51,6 @@ class Nash(Objective):
         super().__init__(prior)
 
     def levels(self, n: int) -> Vector:
-        """Return the levels b for `n` clients."""
         if isinstance(self.b, float):
             return np.full(n, self.b)
         if len(self.b) != n:

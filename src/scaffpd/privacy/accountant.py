@@ -82,7 +82,6 @@ class Account:
 
     @property
     def total(self) -> int:
-        """Number of releases so far."""
         return sum(entry.times for entry in self.entries.values())
 
     def charge(self, entries: Sequence[ReleaseEntry]) -> None:
@@ -128,12 +127,10 @@ class Account:
         return self.entries[mark].times if mark in self.entries else 0
 
     def spent(self) -> Spent:
-        """Return what every client has spent."""
         each = np.array([epsilon(float(own), self.delta) for own in self.sums])
         return Spent(tuple(self.names), each, self.delta)
 
     def pack(self) -> dict[str, NDArray[np.generic]]:
-        """Return every entry as arrays, for a checkpoint."""
         entries = list(self.entries.values())
         marks = np.frombuffer(b"".join(entry.mark for entry in entries), dtype=np.uint8)
         return {

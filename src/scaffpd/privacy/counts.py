@@ -123,5 +123,4 @@ class PrivateCounting:
 
     @property
     def releases(self) -> list[ReleaseEntry]:
-        """What all clients have answered."""
         return [entry for client in self.clients for entry in client.releases]

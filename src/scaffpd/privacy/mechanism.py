@@ -59,7 +59,6 @@ class Clip:
 
     @property
     def unit(self) -> float:
-        """The size of a unit."""
         return math.ldexp(self.most, -self.bits)
 
     def sigma(self, noise: float) -> int:
@@ -104,7 +103,6 @@ class LinearSums:
         return self.whole.each(parts).flatten(1)
 
     def only(self, clients: list[int]) -> LinearSums:
-        """Select the rows of some clients."""
         return replace(self, rows=self.rows.only(clients), whole=self.whole.only(clients))
 
     def _predictions(self, at: Tensor) -> Tensor:

@@ -54,8 +54,7 @@ def private_ridge(features: int, intercepts: int = 1) -> list[float]:
 class Counted(Protocol):
     """A method that knows how often it asks a client."""
 
-    def releases(self, rounds: int) -> ReleaseCounts:
-        """Return the most releases of a client in so many rounds."""
+    def releases(self, rounds: int) -> ReleaseCounts: ...
 
 
 class PrivateOptions(TypedDict, total=False):

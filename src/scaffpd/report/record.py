@@ -170,7 +170,6 @@ class ModelRecord(RecordPart):
 
     @property
     def by_client(self) -> dict[str, ClientScore]:
-        """The clients' scores by name."""
         return {score.client: score for score in self.clients}
 
 
@@ -218,7 +217,6 @@ class JoiningRecord(RecordPart):
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The models that were compared."""
         return tuple(dict.fromkeys(row.model for row in self.rows))
 
     @property
@@ -351,11 +349,9 @@ class RunRecord(RecordPart):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The models' names."""
         return tuple(model.name for model in self.models)
 
     def model(self, name: str) -> ModelRecord:
-        """Return the model of this name."""
         return next(model for model in self.models if model.name == name)
 
     def role(self, role: str) -> ModelRecord | None:

@@ -194,7 +194,6 @@ class FederationTerms(SettingsTable):
 
     @property
     def settled(self) -> bool:
-        """Whether the method is known."""
         return self._method is not None
 
     def settle(self, lists: Lists, folder: Path) -> None:
@@ -272,7 +271,6 @@ class FederationTerms(SettingsTable):
 
     @property
     def rounds(self) -> int:
-        """The most rounds."""
         given = self.privacy is None or "rounds" in self.training.model_fields_set
         return self.training.rounds if given else ROUNDS
 
@@ -421,7 +419,6 @@ class FederationTerms(SettingsTable):
         )
 
     def terms(self) -> Json:
-        """Return all of it as JSON values."""
         names = FederationTerms.model_fields
         dumped = self.model_dump(mode="json", exclude_none=True, exclude_unset=True)
         return {name: value for name, value in dumped.items() if name in names}
@@ -466,7 +463,6 @@ class FederationFile(FederationTerms):
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> FederationFile:
-        """Read and check a `federation.toml`."""
         file = Path(path).absolute()
         found = validated(cls, read_toml(file, SILO), file)
         found.check()
@@ -474,11 +470,9 @@ class FederationFile(FederationTerms):
 
     @property
     def path(self) -> Path:
-        """Path of the file."""
         return self._path
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port of the server."""
         host, _, port = self.server.partition(":")
         return host, int(port or 8002)

@@ -143,12 +143,10 @@ class Lists(Protocol):
     """A file of this machine that lists its owner's own classes."""
 
     @property
-    def methods(self) -> dict[str, str]:
-        """Entries of methods by their names."""
+    def methods(self) -> dict[str, str]: ...
 
     @property
-    def objectives(self) -> dict[str, str]:
-        """Entries of objectives by their names."""
+    def objectives(self) -> dict[str, str]: ...
 
 
 def entries(lists: Lists) -> dict[str, dict[str, str]]:

@@ -65,7 +65,6 @@ class Setup:
 
     @classmethod
     def of(cls, values: object) -> Setup:
-        """Read what `values` returned."""
         checked = AgreementValues.model_validate(values, strict=True)
         read: Any = checked.model_dump(exclude_unset=True, by_alias=True)
         scale = {name: np.array(read[name], dtype=np.float64) for name in ("mean", "deviation")}

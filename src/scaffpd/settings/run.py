@@ -145,7 +145,6 @@ class RunConfig(SettingsTable):
 
     @property
     def method(self) -> Algorithm:
-        """Algorithm with its objective."""
         return self._method
 
     @property

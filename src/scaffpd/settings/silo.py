@@ -102,7 +102,6 @@ class SiloFile(SettingsTable):
     _path: Path
 
     def model_post_init(self, context: Path) -> None:
-        """Store the file's path."""
         self._path = context
 
     @model_validator(mode="after")
@@ -117,7 +116,6 @@ class SiloFile(SettingsTable):
 
     @property
     def path(self) -> Path:
-        """Path of the file."""
         return self._path
 
     @classmethod

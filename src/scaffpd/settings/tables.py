@@ -66,7 +66,6 @@ class SourceSettings(SettingsTable):
 
     @property
     def name(self) -> str:
-        """Name of the data set."""
         return self.source
 
 

@@ -77,7 +77,6 @@ class WarmStart:
         callbacks: Sequence[Callback] = (),
         checkpoint: Checkpoint | None = None,
     ) -> Result:
-        """Train the next one."""
         result = train(
             algorithm,
             federation,

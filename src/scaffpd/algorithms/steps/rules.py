@@ -160,7 +160,6 @@ class Fixed:
             )
 
     def start(self, problem: StepProblem) -> Rates:
-        """Return the numbers of every round."""
         return Rates(sigma=self.sigma, theta=self.theta, tau=self.tau, local_rate=self.local_rate)
 
     def rates(self, state: Rates) -> Rates:
@@ -286,7 +285,6 @@ class Auto:
         )
 
     def _balance(self, state: AutoState, trial: Trial, coupling: float) -> tuple[float, float]:
-        """Return γ and the imbalance for the next round."""
         if state.gamma == 0:
             return first_ratio(trial, coupling), 0.0
         if state.memory > 0:
