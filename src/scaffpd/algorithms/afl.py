@@ -15,7 +15,7 @@ usually does better. Off the simplex λ_i/Σ λ_j takes the place of λ_i in the
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Self
+from typing import Self
 
 from torch import Tensor
 
@@ -57,8 +57,8 @@ class DualMethod(LocalMethod[DualState]):
         dual_rate: γ_λ; left out, 0.45/(K² η_g J η_ℓ) with K the coupling of x and λ at x⁰.
     """
 
-    questions: ClassVar[frozenset[str]] = frozenset({GRADIENTS, NORMS, LOSSES, UPDATES})
-    knobs: ClassVar[tuple[str, ...]] = ("local_rate", "dual_rate")
+    questions = frozenset({GRADIENTS, NORMS, LOSSES, UPDATES})
+    knobs = ("local_rate", "dual_rate")
 
     objective: Objective = field(default_factory=Agnostic)
     server_rate: float = field(default=1.0, kw_only=True)
@@ -114,7 +114,7 @@ class AFL(DualMethod):
         local_steps: J; 1 as published.
     """
 
-    published: ClassVar[str] = "AFL"
+    published = "AFL"
 
     local_steps: int = field(default=1, kw_only=True)
 

@@ -225,7 +225,7 @@ class LocalMethod(Algorithm[Local], Generic[Local]):
             place of L_i.
     """
 
-    questions: ClassVar[frozenset[str]] = frozenset({UPDATES})
+    questions = frozenset({UPDATES})
     knobs: ClassVar[tuple[str, ...]] = ("local_rate",)
 
     local_steps: int = 10

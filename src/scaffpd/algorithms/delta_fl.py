@@ -15,7 +15,6 @@ It aims at the superquantile (CVaR) of the losses; θ = 1 is FedAvg.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -36,9 +35,9 @@ class DeltaFL(FedAvg):
             usually one more than a share θ of them.
     """
 
-    published: ClassVar[str] = "Δ-FL"
-    questions: ClassVar[frozenset[str]] = frozenset({LOSSES, UPDATES})
-    strengths: ClassVar[tuple[str, ...]] = ("tail",)
+    published = "Δ-FL"
+    questions = frozenset({LOSSES, UPDATES})
+    strengths = ("tail",)
 
     tail: float = 0.5
 

@@ -19,7 +19,6 @@ place of λ_i.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,8 +41,8 @@ class DRFA(DualMethod):
         dual_rate: γ; left out, 0.45/(K² η_ℓ η_g τ²).
     """
 
-    published: ClassVar[str] = "DRFA"
-    questions: ClassVar[frozenset[str]] = DualMethod.questions | {SNAPSHOT}
+    published = "DRFA"
+    questions = DualMethod.questions | {SNAPSHOT}
 
     clients_per_round: int | None = field(default=None, kw_only=True)
 

@@ -79,8 +79,7 @@ class Strengths:
         rows = []
         for name in dict.fromkeys(self.groups):
             own = names == name
-            rms = float(np.sqrt(np.mean(size[own] ** 2)))
-            spread = float(np.sqrt(np.mean(self.tau[own])))
+            rms, spread = (float(np.sqrt(np.mean(v[own]))) for v in (size**2, self.tau))
             rows.append((name, int(own.sum()), rms, spread, float(self.freedom[own].sum())))
         return sorted(rows, key=lambda row: -row[4])
 
@@ -300,23 +299,7 @@ def strengths(
     worth: float = WORTH,
     tol: float = TOLERANCE,
 ) -> Strengths:
-    """Find τ_g, ω_g and σ² by restricted maximum evidence.
-
-    All groups but the intercept first have one τ and one ω, in units of what a group can explain. A
-    ω per group, and then a τ per group, take their place where they gain more than a nat per
-    variance: with few clients or few rows a variance per column follows the noise
-    (`benchmarks/strengths.py`).
-
-    Args:
-        federation: clients with a linear model; its own l2 and strength do not matter.
-        groups: the group of every feature, the intercept's last.
-        loss: the model's loss.
-        l2: numbers per feature that are given and stay; `None` or NaN: by evidence.
-        strength: the same for κ; infinite for one model for all.
-        flat: groups whose shared coefficients are not shrunk.
-        worth: nats that an additional variance has to gain.
-        tol: gain of evidence, in nats a round, at which to stop.
-    """
+    """Find τ_g, ω_g and σ² by restricted maximum evidence; see `climbed`."""
     return climbed(Evidence(federation, groups, loss), l2, strength, flat, tol, worth)[0]
 
 
@@ -328,7 +311,21 @@ def climbed(
     tol: float = TOLERANCE,
     worth: float = WORTH,
 ) -> tuple[Strengths, _Point]:
-    """Return the strengths, and the answers there."""
+    """Return the strengths, and the answers there.
+
+    All groups but the intercept first have one τ and one ω, in units of what a group can explain. A
+    ω per group, and then a τ per group, take their place where they gain more than a nat per
+    variance: with few clients or few rows a variance per column follows the noise
+    (`benchmarks/strengths.py`).
+
+    Args:
+        problem: clients with a linear model; its own l2 and strength do not matter.
+        l2: numbers per feature that are given and stay; `None` or NaN: by evidence.
+        strength: the same for κ; infinite for one model for all.
+        flat: groups whose shared coefficients are not shrunk.
+        tol: gain of evidence, in nats a round, at which to stop.
+        worth: nats that an additional variance has to gain.
+    """
     groups = problem.groups
     scale = 2 * problem.noise if problem.squared else 1.0
     given = [np.full(len(groups), np.nan) if v is None else np.array(v) for v in (strength, l2)]
@@ -361,21 +358,17 @@ def climbed(
             if other.evidence[0] - best.evidence[0] > worth * more[side]:
                 best = other
     best.run(tol)
-    return _described(problem, best), best.point
-
-
-def _described(problem: Evidence, climb: _Shared) -> Strengths:
-    point = climb.point
-    prior = point.prior
-    return Strengths(
-        problem.groups,
+    prior = best.point.prior
+    found = Strengths(
+        groups,
         prior.tau,
         prior.omega,
         prior.scale / 2 if problem.squared else 1.0,
         prior.scale / (problem.n * prior.omega),
         np.divide(prior.scale, prior.tau, np.full_like(prior.tau, np.inf), where=prior.tau > 0),
-        point.evidence,
-        climb.x.flatten(),
-        climb.freedom[0, : len(problem.groups)],
-        climb.rounds,
+        best.point.evidence,
+        best.x.flatten(),
+        best.freedom[0, : len(groups)],
+        best.rounds,
     )
+    return found, best.point

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 from scaffpd.algorithms.base import (
     CONVEX,
@@ -52,9 +51,9 @@ class Fair(Algorithm):
         batch_size: samples per local gradient; left out, all of them, and 32 for networks.
     """
 
-    questions: ClassVar[frozenset[str]] = SubspaceSaddle.questions | ScaffPD.questions
-    asks_losses: ClassVar[bool] = True
-    proves: ClassVar[bool] = True
+    questions = SubspaceSaddle.questions | ScaffPD.questions
+    asks_losses = True
+    proves = True
 
     objective: Objective
     local_steps: int | None = None

@@ -14,7 +14,6 @@ optimum (client drift).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +27,7 @@ from scaffpd.federation import Federation, Vector
 class FedAvg(AveragingMethod[AveragingState]):
     """FedAvg; see `AveragingMethod` for the arguments."""
 
-    published: ClassVar[str] = "FedAvg"
+    published = "FedAvg"
 
     def init(
         self, federation: Federation, seed: int = 0, x0: Tensor | None = None

@@ -20,7 +20,6 @@ m = 0 and v = τ² at the start, and neither is corrected for it, as in the pape
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -52,7 +51,7 @@ class FedOpt(AveragingMethod[FedOptState]):
         adaptivity: τ > 0: entries whose updates are smaller than it are slowed down.
     """
 
-    published: ClassVar[str] = "FedOpt"
+    published = "FedOpt"
 
     optimizer: str = "adam"
     server_rate: float = 0.1

@@ -14,7 +14,6 @@ nothing but μ.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 
@@ -33,8 +32,8 @@ class FedProx(FedAvg):
         local_rate: left out, 1/(max_i L_i + μ).
     """
 
-    published: ClassVar[str] = "FedProx"
-    strengths: ClassVar[tuple[str, ...]] = ("mu",)
+    published = "FedProx"
+    strengths = ("mu",)
 
     mu: float = 0.1
 

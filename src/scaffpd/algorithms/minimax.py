@@ -36,7 +36,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Generic, NamedTuple, SupportsFloat, TypeVar
+from typing import Generic, NamedTuple, SupportsFloat, TypeVar
 
 import numpy as np
 import torch
@@ -87,8 +87,8 @@ class MinimaxMethod(Algorithm[Proven], Generic[Proven]):
         objective: (Λ, ψ), such as `ChiSquare(rho=0.1)`.
     """
 
-    questions: ClassVar[frozenset[str]] = frozenset({GRADIENTS})
-    proves: ClassVar[bool] = True
+    questions = frozenset({GRADIENTS})
+    proves = True
 
     objective: Objective
 

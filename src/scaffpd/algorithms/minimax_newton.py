@@ -31,7 +31,7 @@ over the rows, for H, and d³/3 for its Cholesky decomposition.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -107,9 +107,9 @@ class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
         objective: (Λ, ψ), such as `ChiSquare(rho=0.1)`.
     """
 
-    published: ClassVar[str] = "Minimax Newton"
-    questions: ClassVar[frozenset[str]] = frozenset({GRADIENTS, HESSIAN})
-    needs: ClassVar[frozenset[str]] = frozenset({CONVEX, EXACT, SLOPES, VECTORS, MATRICES})
+    published = "Minimax Newton"
+    questions = frozenset({GRADIENTS, HESSIAN})
+    needs = frozenset({CONVEX, EXACT, SLOPES, VECTORS, MATRICES})
 
     def init(
         self, federation: Federation, seed: int = 0, x0: Tensor | None = None

@@ -15,7 +15,6 @@ steps, 1/p on average. 1/p = √κ balances the two and gives O(√κ log 1/ε) 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -54,8 +53,8 @@ class ProxSkip(LocalMethod[ProxSkipState]):
         weights: "uniform" counts clients alike, as published; "samples" by their n_i.
     """
 
-    published: ClassVar[str] = "ProxSkip"
-    needs: ClassVar[frozenset[str]] = frozenset({MEMORY})
+    published = "ProxSkip"
+    needs = frozenset({MEMORY})
 
     local_steps: int | None = None  # type: ignore[assignment]
     weights: str = "uniform"

@@ -17,7 +17,6 @@ are drawn uniformly and counted by p_k (the paper draws by p_k and counts alike)
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -39,9 +38,9 @@ class QFFL(FedAvg):
         q: q >= 0; 0 is the average loss, ∞ the worst.
     """
 
-    published: ClassVar[str] = "q-FFL"
-    questions: ClassVar[frozenset[str]] = frozenset({LOSSES, UPDATES, SIZES})
-    strengths: ClassVar[tuple[str, ...]] = ("q",)
+    published = "q-FFL"
+    questions = frozenset({LOSSES, UPDATES, SIZES})
+    strengths = ("q",)
 
     q: float = 1.0
 

@@ -28,7 +28,6 @@ by itself: one exchange a round instead of two.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -86,9 +85,9 @@ class ScaffPD(MinimaxMethod[ScaffPDState]):
             paper's fully stochastic setting.
     """
 
-    published: ClassVar[str] = "Scaff-PD"
-    questions: ClassVar[frozenset[str]] = frozenset({GRADIENTS, NORMS, LOSSES, UPDATES, STORED})
-    asks_losses: ClassVar[bool] = True
+    published = "Scaff-PD"
+    questions = frozenset({GRADIENTS, NORMS, LOSSES, UPDATES, STORED})
+    asks_losses = True
 
     local_steps: int = 100
     batch_size: int | None = None

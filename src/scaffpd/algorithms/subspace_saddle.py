@@ -24,7 +24,6 @@ elsewhere; B⁻¹c is in V as well where B is uneven, or where there is room.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -116,9 +115,9 @@ class SubspaceSaddle(MinimaxMethod[SubspaceSaddleState]):
             client whose weight moves, up to 300.
     """
 
-    published: ClassVar[str] = "Subspace saddle"
-    questions: ClassVar[frozenset[str]] = frozenset({GRADIENTS, PROXIMAL, CURVATURE, DIAGONAL})
-    needs: ClassVar[frozenset[str]] = frozenset({CONVEX, EXACT, SLOPES})
+    published = "Subspace saddle"
+    questions = frozenset({GRADIENTS, PROXIMAL, CURVATURE, DIAGONAL})
+    needs = frozenset({CONVEX, EXACT, SLOPES})
 
     memory: int | None = None
 

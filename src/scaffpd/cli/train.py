@@ -143,14 +143,7 @@ def requested(
     given: Mapping[str, object],
     method: Mapping[str, dict[str, object]] | None = None,
 ) -> RunConfig:
-    """Return the settings: what a file says, with the options in its place where they are given.
-
-    Args:
-        what: a settings file, tables, or "hospitals".
-        tables: of settings that are options.
-        given: the values of the options, `None` where they are not given.
-        method: [objective] and [algorithm].
-    """
+    """Return the settings: what a file says, with the options in its place where they are given."""
     from scaffpd.cli.settings import given_settings
     from scaffpd.data.tabular.formats import is_table  # seconds, so not for --help
     from scaffpd.settings.run import RunConfig
@@ -160,9 +153,9 @@ def requested(
     changes |= {name: table for name, table in (method or {}).items() if table}
     if "algorithm" in changes:
         options["algorithm.kind"] = "--algorithm"
-    if "privacy" in changes and "epsilon" not in changes["privacy"] and not is_settings(what[0]):
-        raise InputError("delta-without-epsilon", "--delta needs --epsilon.")
     name, *more = what
+    if "privacy" in changes and "epsilon" not in changes["privacy"] and not is_settings(name):
+        raise InputError("delta-without-epsilon", "--delta needs --epsilon.")
     if more and (is_settings(name) or name == HOSPITALS):
         raise InputError(
             "name-goes-alone", f"{name!r} cannot be combined with others: leave {more[0]!r} out."
@@ -179,8 +172,7 @@ def requested(
                     "no-such-file", f"{one!r} is neither a file nor the data set {HOSPITALS!r}."
                 )
         data = {"file": [str(Path(one).absolute()) for one in what]}
-        if more:
-            data["client"] = "file"
+        data |= {"client": "file"} if more else {}
         label = Path(name).name
         _check_columns(what, data | changes.get("data", {}))
     return RunConfig.of({**changes, "data": data | changes.get("data", {})}, label, options)
@@ -206,14 +198,11 @@ def objective_table(
             "--strength needs --objective: the strength of which one?",
         )
     wanted = wanted or "ChiSquare"
-    known = {name.lower(): name for name in OBJECTIVE_NAMES} | {
-        "chi2": "ChiSquare",
-        "worst": "Agnostic",
-    }
+    known = {name.lower(): name for name in OBJECTIVE_NAMES}
+    known |= {"chi2": "ChiSquare", "worst": "Agnostic"}
     name = known.get(wanted.lower().replace("-", "").replace("_", ""), wanted)
-    kind = class_of(
-        Objective, name, "objective", Path(what).parent if is_settings(what) else Path.cwd()
-    )
+    folder = Path(what).parent if is_settings(what) else Path.cwd()
+    kind = class_of(Objective, name, "objective", folder)  # type: ignore[type-abstract]
     if strength is None and (not kind.parameter or kind.usual is not None):
         return {"kind": name}  # the usual one, or one that goes by the clients' losses
     if not kind.parameter:

@@ -150,8 +150,7 @@ class Federation:
         self._traffic = Traffic()
         everyone = list(range(len(self._names)))
         self._everyone = ClientSelection(everyone, self._names, self._like, True)
-        # the last x, and the clients that have it: `None` for all of them
-        self._known: tuple[Tensor | None, set[int] | None] = (None, set())
+        self._known: tuple[Tensor | None, set[int]] = (None, set())  # the last x, and who has it
 
     @property
     def names(self) -> Sequence[str]:
@@ -308,12 +307,11 @@ class Federation:
     ) -> Reply:
         """Count the cost of a question, and put it; masked vectors come later, with their sums."""
         n = len(asked.chosen)
-        d = self.dimension
         hides = self.sums.hides_vectors
-        up = question.up(d, hides)
+        up = question.up(self.dimension, hides)
         down = self._send(question.sent, asked) if sent is None else sent * n
-        exchanges = alone and (up > 0 or not hides)
-        self.count(exchanges=exchanges, up=up * n, down=down + question.down(d) * n)
+        down += question.down(self.dimension) * n
+        self.count(exchanges=alone and (up > 0 or not hides), up=up * n, down=down)
         return self.channel.ask(question, asked.chosen)
 
     def count(self, *, exchanges: int = 0, up: int = 0, down: int = 0) -> None:
@@ -340,14 +338,8 @@ class Federation:
         if x is None:
             return 0
         last, known = self._known
-        known = known if last is x else set()
-        if known is None:  # everyone has it
-            return 0
-        if asked.everyone:
-            self._known = x, None
-            return (len(asked.chosen) - len(known)) * self.dimension
-        new = set(asked.chosen) - known
-        self._known = x, known | new
+        new = set(asked.chosen) - (known if last is x else set())
+        self._known = x, new | (known if last is x else set())
         return len(new) * self.dimension
 
     def point(self, x: Tensor | ArrayLike, name: str = "x") -> Tensor:

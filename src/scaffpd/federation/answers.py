@@ -291,11 +291,9 @@ class Memory:
         A single tensor is the same w for the given clients (all by default).
         """
         if isinstance(vectors, Tensor):
-            rows = self.federation.selection(clients).chosen
-            added = vectors
+            rows, added = self.federation.selection(clients).chosen, vectors
         else:
-            rows = vectors.chosen
-            added = vectors.reply.vectors[vectors.main].each()
+            rows, added = vectors.chosen, vectors.reply.vectors[vectors.main].each()
         changed = self.vectors.clone()
         changed[rows] += scale * added
         return replace(self, vectors=changed)

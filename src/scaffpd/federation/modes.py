@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from scaffpd.federation.border import summed
-from scaffpd.federation.questions import ClientSide, Question, Reply
+from scaffpd.federation.questions import ClientSide, Question, Reply, Shapes
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,7 @@ class ModesAt(Question):
     # approximation; for losses with one output, to report and not to predict
     means: bool = False
 
-    def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
+    def shapes(self, d: int) -> Shapes:
         """Return the shapes of (minimum, log det(I + T^½H_iT^½), n_i), ∇ and ∇²."""
         q = len(self.tau) * self.outputs
         return {"value": (3,), "gradient": (d,), "curvature": (q, q)}
@@ -69,7 +69,7 @@ class ModeSpread(Question):
     C: Tensor
     step: Tensor
 
-    def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
+    def shapes(self, d: int) -> Shapes:
         return {"spread": (2, len(self.C))}
 
     def down(self, d: int) -> int:
@@ -92,7 +92,7 @@ class OwnCoefficients(ModeSpread):
 
     L: Tensor
 
-    def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
+    def shapes(self, d: int) -> Shapes:
         return {"own": (2, len(self.C))}
 
     def answer(self, clients: ClientSide) -> Reply:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from scaffpd.federation.border import summed
 from scaffpd.federation.plans import Vector
-from scaffpd.federation.questions import ClientSide, GradientsAt, Question, Reply, Vectors
+from scaffpd.federation.questions import ClientSide, GradientsAt, Question, Reply, Shapes, Vectors
 from scaffpd.objectives.base import OUT_OF_REACH, Objective
 
 LEAST = 0.9  # of Σ λ_i with which vectors are summed: nobody has more than κ_i/LEAST of a sum
@@ -37,7 +37,7 @@ class OwnWeights(Question):
     prior: Tensor  # p_i of every client
     objective: Objective  # (Λ, ψ), which separates
 
-    def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
+    def shapes(self, d: int) -> Shapes:
         return {"terms": (3,)}
 
     def down(self, d: int) -> int:
@@ -81,7 +81,7 @@ class OwnSums(Question):
     def at(self) -> GradientsAt:
         return self.first.at
 
-    def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
+    def shapes(self, d: int) -> Shapes:
         return {"sums": (NUMBERS + d + d * (d + 1) // 2,)}
 
     def down(self, d: int) -> int:

@@ -162,6 +162,7 @@ class ClientSide(Protocol):
         """Return loss, score and number of samples on the "train" or "test" rows."""
 
 
+Shapes = dict[str, tuple[int, ...]]  # of parts of an answer
 SPLITS = ("train", "test")
 LOSS = "your loss at every point that the method visits"
 
@@ -173,14 +174,14 @@ class Question(Announced):
     # parts that are symmetric matrices, of which half is counted
     symmetric: ClassVar[tuple[str, ...]] = ()
 
-    def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
+    def shapes(self, d: int) -> Shapes:
         """Return the shapes of the parts of a client's answer besides `scalars`; d is that of x."""
         return dict.fromkeys(self.vectors, (d,))
 
-    def revealed(self, d: int) -> dict[str, tuple[int, ...]]:
+    def revealed(self, d: int) -> Shapes:
         """Return the shapes of the parts that every client reveals with its answer."""
         shapes = {part: own for part, own in self.shapes(d).items() if part not in self.vectors}
-        return dict[str, tuple[int, ...]](dict.fromkeys(self.scalars, ())) | shapes
+        return Shapes(dict.fromkeys(self.scalars, ())) | shapes
 
     def answer(self, clients: ClientSide) -> Reply:
         """Answer for all clients."""
@@ -264,7 +265,7 @@ class LocalSteps(Question):
     correction: Tensor | None  # c; `None` leaves it out
     plan: LocalPlan
 
-    def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
+    def shapes(self, d: int) -> Shapes:
         return dict.fromkeys(self.vectors[: 1 if self.plan.snapshot is None else 2], (d,))
 
     @property
@@ -324,7 +325,7 @@ class Curvature(Question):
     V: Tensor
     metric: Tensor
 
-    def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
+    def shapes(self, d: int) -> Shapes:
         k = self.V.shape[1]
         return {"slopes": (k,), "curvature": (k, k)}
 
@@ -361,7 +362,7 @@ class Hessian(Question):
 
     at: GradientsAt
 
-    def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
+    def shapes(self, d: int) -> Shapes:
         return {"hessian": (d, d)}
 
     def answer(self, clients: ClientSide) -> Reply:
@@ -406,7 +407,7 @@ class Scores(Question):
         if self.split not in SPLITS:
             raise unknown("split", self.split, SPLITS)
 
-    def revealed(self, d: int) -> dict[str, tuple[int, ...]]:
+    def revealed(self, d: int) -> Shapes:
         return super().revealed(d) | ({"score": ()} if self.score else {})
 
     def answer(self, clients: ClientSide) -> Reply:

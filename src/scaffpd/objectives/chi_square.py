@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -50,7 +48,7 @@ class ChiSquare(Objective):
     meaning = "ρ says how fair: small looks at those served worst, large at the average"
 
     def __init__(
-        self, rho: float, prior: Sequence[float] | ArrayLike | None = None, cap: float | None = None
+        self, rho: float, prior: ArrayLike | None = None, cap: float | None = None
     ) -> None:
         self.rho = read_scale("ChiSquare", "rho", rho)
         self.cap = None if cap is None else read_scale("ChiSquare", "cap", cap)
@@ -115,12 +113,9 @@ class ChiSquare(Objective):
         return 0.0 if caps is None else simplex.share_above(weights, caps)
 
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
-        """Return the step: d_i on the clients strictly between zero and the cap, zero elsewhere."""
         rate = self._rate(len(s), sigma)
         weights = self._projected(s, old / sigma, rate)
-        caps = self.caps(len(s))
-        free = weights > 0.0 if caps is None else (weights > 0.0) & (weights < caps)
-        return simplex.simplex_step(weights, rate * free)
+        return simplex.capped_step(weights, rate, np.inf if self.cap is None else self.cap)
 
     @property
     def separable(self) -> bool:
@@ -212,9 +207,7 @@ class Agnostic(Objective):
         return float(losses.max())
 
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
-        """Return the step: d_i = σ_i on the clients with weight, zero elsewhere."""
-        weights = self._prox(s, old, sigma)
-        return simplex.simplex_step(weights, np.where(weights > 0.0, sigma, 0.0))
+        return simplex.capped_step(self._prox(s, old, sigma), sigma)
 
 
 class Average(Objective):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -36,14 +35,12 @@ class Nash(Objective):
         prior: bargaining power p, 1/N each if not given.
     """
 
-    simplex: ClassVar[bool] = False
+    simplex = False
     parameter = "b"
     meaning = "b is the loss that a client could fall back to"
     b: float | Vector
 
-    def __init__(
-        self, b: float | ArrayLike, prior: Sequence[float] | ArrayLike | None = None
-    ) -> None:
+    def __init__(self, b: float | ArrayLike, prior: ArrayLike | None = None) -> None:
         if isinstance(b, int | float | np.number):
             self.b = float(finite_vector("Nash", "b", [float(b)])[0])
         else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -39,15 +38,15 @@ class QFair(Objective):
         prior: reference weights p, 1/N each if not given.
     """
 
-    simplex: ClassVar[bool] = False
-    positive: ClassVar[bool] = True
+    simplex = False
+    positive = True
     parameter = "q"
     symbol = "q"
     usual = 1.0
     meaning = "q is 0 for the average, and fairer the larger it is"
     strengths = staticmethod(lambda losses, points: np.geomspace(0.1, 5.0, points))
 
-    def __init__(self, q: float, prior: Sequence[float] | ArrayLike | None = None) -> None:
+    def __init__(self, q: float, prior: ArrayLike | None = None) -> None:
         self.q = read_scale("QFair", "q", q)
         super().__init__(prior)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import xlog1py, xlogy
@@ -45,7 +43,7 @@ class Tilted(Objective):
     meaning = ChiSquare.meaning
     strengths = staticmethod(ChiSquare.strengths)
 
-    def __init__(self, rho: float, prior: Sequence[float] | ArrayLike | None = None) -> None:
+    def __init__(self, rho: float, prior: ArrayLike | None = None) -> None:
         self.rho = read_scale("Tilted", "rho", rho)
         super().__init__(prior)
 

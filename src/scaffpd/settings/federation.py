@@ -77,13 +77,12 @@ def _names(given: object) -> object:
     """Read numbers among categories as texts, as tables have them."""
     if not isinstance(given, dict):
         return given
-
-    def texts(kind: object) -> object:
-        if not isinstance(kind, list) or not any(isinstance(one, str) for one in kind):
-            return kind
-        return [str(one) if isinstance(one, int | float) else one for one in kind]
-
-    return {name: texts(kind) for name, kind in given.items()}
+    return {
+        name: [str(one) if isinstance(one, int | float) else one for one in kind]
+        if isinstance(kind, list) and any(isinstance(one, str) for one in kind)
+        else kind
+        for name, kind in given.items()
+    }
 
 
 def _kinds() -> tuple[str, ...]:
@@ -184,12 +183,11 @@ class FederationTerms(SettingsTable):
     @property
     def own(self) -> dict[str, str]:
         """Names of a method and of an objective that are not the package's own."""
-        objective = None if self.objective is None else self.objective.kind
-        named = {"method": self.algorithm.kind, "objective": objective}
+        tables = {"method": self.algorithm, "objective": self.objective}
         return {
-            what: name
-            for what, name in named.items()
-            if name is not None and name not in PACKAGE[what]
+            what: table.kind
+            for what, table in tables.items()
+            if table is not None and table.kind not in PACKAGE[what]
         }
 
     @property
@@ -334,11 +332,8 @@ class FederationTerms(SettingsTable):
                 f"[privacy] of {file!r} needs a method that asks for losses itself, because "
                 f"nothing else may leave silos: {able}, not {type(self.method).__name__}.",
             )
-        several = (
-            getattr(self.method, "local_steps", 1) not in (None, 1)
-            or getattr(self.method, "batch_size", None) is not None
-        )
-        if private.shared and (self.model.network is not None or several):
+        steps = getattr(self.method, "local_steps", None), getattr(self.method, "batch_size", None)
+        if private.shared and (self.model.network or steps not in ((None, None), (1, None))):
             raise InputError(
                 "shared-noise-visible",
                 f"[privacy] shared of {file!r} needs a linear model, one local step and all rows: "
@@ -361,17 +356,18 @@ class FederationTerms(SettingsTable):
 
     def encoding(self) -> Schema:
         """Return the columns as silos encode them."""
+        shape = self.columns if isinstance(self.columns, list) else None
         named = self.columns if isinstance(self.columns, dict) else {}
         columns = [_column(name, kind, self._path.name) for name, kind in named.items()]
-        numbers = [column for column in columns if column["kind"] != CATEGORY]
-        declared = columns and all("range" in column for column in numbers)
         made: Json = {
             "task": "regression" if self.labels is None else "classification",
             "labels": list(self.labels or ()),
-            "shape": self.columns if isinstance(self.columns, list) else None,
+            "shape": shape,
             "columns": columns,
         }
-        return checked_schema(made | ({"declared": True} if declared else {}))
+        if columns and all(one["kind"] == CATEGORY or "range" in one for one in columns):
+            made["declared"] = True
+        return checked_schema(made)
 
     def linear(self) -> Json:
         """Return the model as its file has it; every linear model has an intercept."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import scaffpd.algorithms.steps as steps
 from scaffpd.algorithms import ALGORITHMS, Algorithm
@@ -24,11 +24,18 @@ from scaffpd.errors import InputError, unknown
 from scaffpd.fields import Json
 from scaffpd.objectives import OBJECTIVES, Objective
 
-log = logging.getLogger("scaffpd.settings")
 Made = TypeVar("Made")
+
+
+class Find(Protocol):
+    """Returns a class by its base, its name, and words for the setting that names it."""
+
+    def __call__(self, base: type[Made], kind: object, what: str, /) -> type[Made]: ...
+
+
+log = logging.getLogger("scaffpd.settings")
 LOADING = threading.RLock()
-# returns a class by its base, its name, and words for the setting that names it
-Find = Callable[[type, object, str], Any]
+
 RULES = {rule.__name__: rule for rule in (steps.Auto, steps.Fixed, steps.Nonconvex, steps.Theory)}
 
 
@@ -40,11 +47,13 @@ def kind_of(algorithm: Algorithm) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def listed(base: type, kind: object, what: str, own: Mapping[type, type] | None = None) -> Any:
+def listed(
+    base: type[Made], kind: object, what: str, own: Mapping[type, type] | None = None
+) -> type[Made]:
     """Return one of our algorithms or objectives by its name, or else that of `own`, which has
     classes by their bases; import nothing.
     """
-    known: Mapping[str, Any] = ALGORITHMS if base is Algorithm else OBJECTIVES
+    known: Mapping[str, type] = ALGORITHMS if base is Algorithm else OBJECTIVES
     if isinstance(kind, str) and kind in known:
         return known[kind]
     if own and base in own:
@@ -52,7 +61,7 @@ def listed(base: type, kind: object, what: str, own: Mapping[type, type] | None 
     raise unknown(what, kind, known)
 
 
-def class_of(base: type, kind: object, what: str, folder: Path) -> Any:
+def class_of(base: type[Made], kind: object, what: str, folder: Path) -> type[Made]:
     """Return one of our algorithms or objectives by its name, or the user's own class."""
     if not isinstance(kind, str) or ":" not in kind:
         return listed(base, kind, what)
@@ -128,33 +137,26 @@ def algorithm_of(
             f"{kind} needs an [objective] in {file.name!r}, such as "
             'kind = "ChiSquare" and rho = 0.1.',
         )
-    made: Algorithm = called(chosen, "algorithm", values, file)
-    return made
+    return called(chosen, "algorithm", values, file)
 
 
-def changed(method: Any, **values: object) -> Algorithm:
+def changed(method: Made, **values: object) -> Made:
     """Return an algorithm, which is a dataclass where it has these settings, with other values."""
-    made: Algorithm = replace(method, **values)
-    return made
+    return replace(method, **values)  # type: ignore[type-var]
 
 
 def objective_of(given: Mapping[str, object], file: Path, find: Find) -> Objective:
     """Make the objective of [objective]."""
     values = dict(given)
-    kind = _objective_kind(values.pop("kind", None), file, find)
+    kind = find(Objective, values.pop("kind", None), f"objective.kind in {file.name!r},")  # type: ignore[type-abstract]
     return called(kind, "objective", values, file)
-
-
-def _objective_kind(kind: object, file: Path, find: Find) -> type[Objective]:
-    chosen: type[Objective] = find(Objective, kind, f"objective.kind in {file.name!r},")
-    return chosen
 
 
 def with_usual(objective: Json | None, file: Path, find: Find) -> Json | None:
     """Return [objective] with the default strength if it has none."""
     if objective is None:
         return None
-    kind = _objective_kind(objective.get("kind"), file, find)
+    kind = find(Objective, objective.get("kind"), f"objective.kind in {file.name!r},")  # type: ignore[type-abstract]
     if kind.usual is None:
         return objective
     return {**objective, kind.parameter: objective.get(kind.parameter, kind.usual)}
@@ -220,19 +222,11 @@ def _named(folder: Path, entry: str) -> object:
 
 @contextmanager
 def _searching(folder: Path, entry: str) -> Iterator[None]:
-    """Search a folder first, and forget its modules afterwards.
-
-    Several silos of one process may each have a module of the same name.
-    """
+    """Search a folder first, and forget its modules afterwards."""
     top = entry.partition(":")[0].partition(".")[0]
     with LOADING:  # silos of one process load in threads of their own
-        taken = {
-            name: module
-            for name, module in sys.modules.copy().items()
-            if _holds(folder, top) and f"{name}.".startswith(f"{top}.")
-        }
-        for name in taken:
-            del sys.modules[name]
+        own = [n for n in sys.modules if _holds(folder, top) and f"{n}.".startswith(f"{top}.")]
+        taken = {name: sys.modules.pop(name) for name in own}
         before = set(sys.modules)
         sys.path.insert(0, str(folder))
         importlib.invalidate_caches()

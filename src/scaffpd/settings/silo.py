@@ -44,7 +44,6 @@ class SiloData(SettingsTable):
 
     @model_validator(mode="after")
     def _keys_go_together(self, info: ValidationInfo[Path]) -> Self:
-        name = repr(info.context.name)
         given = self.model_fields_set
         table = self.file
         code = ""
@@ -65,7 +64,7 @@ class SiloData(SettingsTable):
             code = "setting-missing"
             sentence = "needs the column to be predicted for data.target, but it is missing"
         if code:
-            raise InputError(code, f"{name} {sentence}.")
+            raise InputError(code, f"{info.context.name!r} {sentence}.")
         return self
 
 
