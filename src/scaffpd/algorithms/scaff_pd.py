@@ -188,15 +188,7 @@ class ScaffPD(MinimaxMethod[ScaffPDState]):
         slope = state.direction @ d
         r = state.rounds + 1
         at = self._ask(federation, x, state.seed, r)
-        trial = Trial(
-            self.objective,
-            state.losses,
-            at.losses,
-            state.weights,
-            step,
-            float(slope),
-            torch.finfo(x.dtype).eps,
-        )
+        trial = self._trial(state, at.losses, step, float(slope))
         if federation.sums.allows_reweighting:
             trial = replace(trial, bend=lambda: _bend(state, at, x))
         judged, accepted = rule.judge(state.rule, trial)
@@ -223,9 +215,7 @@ class ScaffPD(MinimaxMethod[ScaffPDState]):
         x = state.x - updates.sum(state.share)
         batch = None if self.exact else self.batch_size
         losses = federation.losses(x, batch, (state.seed, r, POINT))
-        precision = torch.finfo(x.dtype).eps
-        trial = Trial(self.objective, state.losses, losses, state.weights, 1.0, np.nan, precision)
-        judged, accepted = rule.judge(state.rule, trial)
+        judged, accepted = rule.judge(state.rule, self._trial(state, losses, 1.0, np.nan))
         state = replace(state, rule=judged, accepted=accepted, rounds=r)
         if not accepted:
             return state
@@ -235,6 +225,10 @@ class ScaffPD(MinimaxMethod[ScaffPDState]):
             scale = 1 / (plan.steps * (plan.rate or 1.0))
             state = replace(state, variates=stored.plus(-1.0, c).plus(scale, updates).vectors)
         return self._dual_step(self._taken(state, x, losses), rule.rates(judged))
+
+    def _trial(self, state: ScaffPDState, losses: Vector, step: float, slope: float) -> Trial:
+        precision = torch.finfo(state.x.dtype).eps
+        return Trial(self.objective, state.losses, losses, state.weights, step, slope, precision)
 
     def _rule(self, constants: Constants) -> StepRule:
         """Return the step rule for these losses: the rules of `Auto` are those of convex ones."""

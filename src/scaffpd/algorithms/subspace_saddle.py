@@ -308,10 +308,8 @@ class SubspaceSaddle(MinimaxMethod[SubspaceSaddleState]):
         return Neighbourhood(V, fresh, model, w, merit, pull, scale)
 
     def _held(self, state: SubspaceSaddleState, k: int) -> bool:
-        """Return whether to use w.
-
-        It costs rounds, as observed, if ψ is flat, D = I and V has a column for every weight that
-        moves: it is left out there, until a trial is rejected without it.
+        """Return whether to use w: not if ψ is flat, D = I and V has a column for every weight that
+        moves, where it costs rounds, as observed; until a trial is rejected without it.
         """
         wanted = not self._flat(state) or state.uneven or state.careful or k < state.moving
         return wanted or len(state.centre) > 0

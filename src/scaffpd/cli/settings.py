@@ -41,10 +41,10 @@ def _settings(table: type[SettingsTable]) -> list[tuple[str, FieldInfo]]:
 
 
 def _option(title: str, name: str, setting: FieldInfo) -> Option:
-    inside = [str] if _is_list(setting) else list(parts(setting.annotation))
-    # names with commas, and a number or a file, are texts
-    kind = next((one for one in (str, Path, bool, float, int) if one in inside), str)
-    kind = str if kind is Path else kind
+    inside = list(parts(setting.annotation))
+    # names with commas, and a number or "auto" or a file, are texts
+    text = _is_list(setting) or Path in inside or any(isinstance(one, str) for one in inside)
+    kind = str if text else next(one for one in (str, bool, float, int) if one in inside)
     flag = name.replace("_", "-")
     both = kind is bool and setting.default is None
     plain = isinstance(setting.default, int | float | str) and setting.default is not False

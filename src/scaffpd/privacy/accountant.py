@@ -142,6 +142,6 @@ class Account:
 
     def merge(self, arrays: Mapping[str, NDArray[np.generic]]) -> None:
         """Add what an earlier part of the run has released; what both have answered counts once."""
-        columns = [arrays[f"privacy.{name}"] for name in ("clients", "marks", "noise", "times")]
-        rows = zip(*columns, strict=True)
+        names = ("clients", "marks", "noise", "times")
+        rows = zip(*(arrays[f"privacy.{name}"] for name in names), strict=True)
         self.count([ReleaseEntry(int(i), m.tobytes(), float(z), int(n)) for i, m, z, n in rows])

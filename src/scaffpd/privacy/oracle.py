@@ -227,15 +227,14 @@ class PrivateOracle:
         """
         w = weights.detach().double().cpu().numpy()
         share = w / [member.samples for member in self.members]
-        if terms is None:
-            scale = float(np.abs(share).max()) or 1.0
-            terms = SumTerms(len(share), scale, digest(torch.from_numpy(w)))
+        largest = float(np.abs(share).max())
+        terms = terms or SumTerms(len(share), largest or 1.0, digest(torch.from_numpy(w)))
         s = terms.scale
         clip = self.clips[0]
         honest = terms.clients - (self.colluding or 0)
         rounded = math.ldexp(2 * len(x) ** 0.5, -clip.bits)
         moved = np.abs(share) / s + rounded  # Δ_i/2ᶠ
-        if float(np.abs(share).max()) > s * (1 + 1e-12):
+        if largest > s * (1 + 1e-12):
             raise InputError(
                 "scale-too-small",
                 "The scale of a sum is smaller than this client's part of it: noise would not "
@@ -251,13 +250,8 @@ class PrivateOracle:
         questions = self._questions("sum", x, terms.about)
         hidden = honest**0.5 * math.ldexp(sigma / SPARE, -clip.bits) / moved
         taking = zip(self.members, questions, hidden, share, strict=True)
-        self.account.charge(
-            [
-                ReleaseEntry(member.number, question.mark, float(own))
-                for member, question, own, part in taking
-                if part
-            ]
-        )
+        entries = (ReleaseEntry(one.number, q.mark, float(z)) for one, q, z, part in taking if part)
+        self.account.charge([*entries])
         noise = np.stack([discrete_gaussians(q.noise, sigma, len(x)) for q in questions])
         scaled = self.sums.gradients(x) * torch.from_numpy(share / s).to(x.device)[:, None]
         parts = scaled.trunc().long() + torch.from_numpy(noise).to(x.device)

@@ -95,10 +95,9 @@ class FederationModel(SettingsTable):
 
     # a loss; left out, it goes by the labels: squared, logistic or softmax
     kind: key.Name | None = None
-    l2: AutoRidge = AUTO  # by evidence, from masked sums; 0.1 with noise
-    kappa: AutoKappa | None = (
-        None  # κ of personal models near the shared one; left out, there is one
-    )
+    l2: AutoRidge = "auto"  # by evidence, from masked sums; 0.1 with noise
+    # κ of personal models near the shared one; left out, there is one
+    kappa: AutoKappa | None = None
 
     @property
     def network(self) -> str | None:
