@@ -336,22 +336,24 @@ def _curves(words: tuple[str, str, str], points: Rows, more: Spec | None = None)
 
 def coefficients(run: RunRecord) -> Figure | None:
     """Show what one deviation of a column adds to the output: the columns that add most."""
-    if not run.coefficients:
-        return None
-    known = run.coefficients[0].values
+    known = run.coefficients[0].values if run.coefficients else {}
     names = [name for name in dict.fromkeys([*JOINED[:2], *run.names]) if name in known][:6]
     if not names:
         return None
     ranked = sorted(run.coefficients, key=lambda row: -max(abs(row.values[n]) for n in names))
     ranked = ranked[:MOST_COLUMNS]
     called = [f"{row.column} → {row.label}" if row.label else row.column for row in ranked]
-    points: Rows = []
-    ranges: Rows = []
-    for client, row in zip(called, ranked, strict=True):
-        points += [{"client": client, "model": n, "value": short(row.values[n])} for n in names]
-        if "personal_low" in row.values:
-            low, high = (short(row.values[f"personal_{end}"]) for end in ("low", "high"))
-            ranges.append({"client": client, "low": low, "high": high})
+    rows = [(client, row.values) for client, row in zip(called, ranked, strict=True)]
+    points: Rows = [
+        {"client": client, "model": n, "value": short(own[n])}
+        for client, own in rows
+        for n in names
+    ]
+    ranges: Rows = [
+        {"client": client, **{end: short(own[f"personal_{end}"]) for end in ("low", "high")}}
+        for client, own in rows
+        if "personal_low" in own
+    ]
     unit = run.task.adds_to
     y = vega.named(called, labelLimit={"expr": "clamp(width / 2, 120, 260)"})
     x = vega.across("value", f"what one deviation adds to {unit}", LOOSE, grid=True)
@@ -385,10 +387,11 @@ def certificate(run: RunRecord) -> Figure | None:
         # no more points than can be seen
         step = max((count - 1) / (MOST_ROUNDS - 1), 1.0)
         places = {min(round(i * step), count - 1) for i in range(min(count, MOST_ROUNDS))}
-        for one in (model.history[k] for k in sorted(places)):
-            gap = one.certificate
-            if gap is not None and gap > 0:
-                rows.append({"model": model.name, "round": one.round, "value": short(gap)})
+        rows += [
+            {"model": model.name, "round": one.round, "value": short(gap)}
+            for one in (model.history[k] for k in sorted(places))
+            if (gap := one.certificate) is not None and gap > 0
+        ]
     if not rows:
         return None
     names = list(dict.fromkeys(str(row["model"]) for row in rows))

@@ -197,18 +197,18 @@ def score_tables(run: RunRecord) -> list[ScoreTable]:
     heads = ["rows", *(head(run, run.task.columns[name]) + ends.get(name, "") for name in shown)]
     found = []
     for by in ("", *dict.fromkeys(row.by for row in rows)):
+        # all rows together are those of all clients; a client's models stand below one another
+        own = [r for r in rows if r.by == (by or "client") and (r.group == EVERYONE) == (not by)]
+        groups = [*dict.fromkeys(row.group for row in own)]
+        own.sort(key=lambda row: groups.index(row.group))
+        lines = [
+            (
+                (row.group, row.model) if by else (row.model,),
+                [Cell(row.rows, whole(row.rows)), *(_score(run, name, row) for name in shown)],
+            )
+            for row in own
+        ]
         first = run.word if by == "client" else by
-        lines: list[tuple[tuple[str, ...], list[Cell]]] = []
-        for row in rows:
-            if (row.by == by and row.group != EVERYONE) or (
-                not by and row.by == "client" and row.group == EVERYONE
-            ):
-                cells = [_score(run, name, row) for name in shown]
-                names = (row.group, row.model) if by else (row.model,)
-                lines.append((names, [Cell(row.rows, whole(row.rows)), *cells]))
-        if by:  # a client's models stand below one another
-            place = {name: k for k, name in enumerate(dict.fromkeys(n[0] for n, _ in lines))}
-            lines.sort(key=lambda line: place[line[0][0]])
         keys = (first, "model") if by else ("model",)
         heading = f"By {first}" if by else "All held-out rows"
         found.append(ScoreTable(heading, keys, heads, lines))

@@ -7,38 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 
+from scaffpd.fields import Json
+
 Value = str | int | float | bool | None | Sequence["Value"] | dict[str, "Value"]
 Spec = dict[str, Value]
 Rows = list[dict[str, str | int | float | bool | None]]
-FONT = (
-    "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Liberation Sans', Arial, "
-    "sans-serif"
-)
-PALETTE = {
-    "paper": "#fbfaf7",
-    "card": "#ffffff",
-    "ink": "#1b1e24",
-    "soft": "#565d69",
-    "line": "#e3e0d9",
-    "rest": "#a9adb5",
-    "gain": "#00785a",
-    "loss": "#b04a00",
-    "accent": "#00609a",
-    "caution": "#7a4b00",
-    "caution-paper": "#fdf4e1",
-}
-# Okabe and Ito's colours, which people with colour blindness tell from one another
-SERIES = ("#0072b2", "#d55e00", "#00835f", "#a4437c", "#946200", "#5b6472", "#3b7fb0")
-# a shape beside each colour; no two models look alike without colours either
-SHAPES = {
-    "circle": "M2 7a5 5 0 1 0 10 0a5 5 0 1 0 -10 0Z",
-    "diamond": "M7 1L13 7L7 13L1 7Z",
-    "square": "M2.5 2.5h9v9h-9Z",
-    "triangle-up": "M7 1.5L13 12H1Z",
-    "cross": "M5 1h4v4h4v4h-4v4h-4v-4h-4v-4h4Z",
-    "triangle-down": "M7 12.5L13 2H1Z",
-    "triangle-right": "M12.5 7L2 13V1Z",
-}
 MANY = 60  # clients: beyond, names no longer fit beside their marks
 HEIGHT = 320
 WIDTH = 640
@@ -47,23 +20,34 @@ STEP = 24  # pixels per client
 LOOSE: Spec = {"zero": False, "padding": 10}  # a scale with room at its ends
 
 
-def css() -> str:
-    """Write the colours as custom properties."""
-    named = PALETTE | {f"series-{i}": colour for i, colour in enumerate(SERIES)}
-    colours = " ".join(f"--{name}: {colour};" for name, colour in named.items())
-    return f":root {{ color-scheme: light; --font: {FONT}; {colours} }}\n"
-
-
 def packaged(name: str) -> str:
     """Read a file of this package."""
     return files("scaffpd.report.page").joinpath(name).read_text(encoding="utf-8")
 
 
+# Colours are Okabe and Ito's, which people with colour blindness tell from one another; a shape
+# beside each, so that no two models look alike without colours either.
+THEME: Json = json.loads(packaged("theme.json"))
+PALETTE: dict[str, str] = THEME["palette"]
+SERIES: list[str] = THEME["series"]
+SHAPES: dict[str, str] = THEME["shapes"]
+
+
+def css() -> str:
+    """Write the colours as custom properties."""
+    named = PALETTE | {f"series-{i}": colour for i, colour in enumerate(SERIES)}
+    colours = " ".join(f"--{name}: {colour};" for name, colour in named.items())
+    return f":root {{ color-scheme: light; --font: {THEME['font']}; {colours} }}\n"
+
+
 def config() -> Spec:
     """Make Vega-Lite's configuration: quiet axes, and styles by name, in the page's colours."""
-    text = packaged("theme.json")
-    named: Spec = {"font": FONT, "series": SERIES, **PALETTE}
-    for name, value in named.items():
+    text = json.dumps(THEME["vega"])
+    for name, value in {
+        **THEME["palette"],
+        "font": THEME["font"],
+        "series": THEME["series"],
+    }.items():
         text = text.replace(f'"${name}"', json.dumps(value))
     made: Spec = json.loads(text)
     return made
