@@ -38,22 +38,17 @@ from scaffpd.pipeline.sites import Model, NamedModel
 from scaffpd.privacy import LOCAL_STEPS, ROUNDS
 from scaffpd.privacy.private import private_ridge
 from scaffpd.secure.aggregation import FEWEST, cap_of, colluding_of
-from scaffpd.settings.method_tables import (
+from scaffpd.settings.methods import (
     PACKAGE,
-    Lists,
     MethodTable,
     ObjectiveTable,
+    algorithm_of,
+    changed,
     found_classes,
+    listed,
 )
-from scaffpd.settings.methods import algorithm_of, changed, listed
 from scaffpd.settings.model_file import linear, strength_of
-from scaffpd.settings.tables import (
-    AUTO,
-    AutoKappa,
-    AutoRidge,
-    OwnClasses,
-    PrivacyBudget,
-)
+from scaffpd.settings.tables import AUTO, AutoKappa, AutoRidge, OwnCode, PrivacyBudget
 from scaffpd.tasks import solving, timed
 from scaffpd.tasks.base import Task
 
@@ -193,7 +188,7 @@ class FederationTerms(SettingsTable):
     def settled(self) -> bool:
         return self._method is not None
 
-    def settle(self, lists: Lists, folder: Path) -> None:
+    def settle(self, lists: OwnCode, folder: Path) -> None:
         """Load own classes that a file of this machine lists, and check what depends on them."""
         self._make(found_classes(self.own, lists, folder))
         self.check()
@@ -433,8 +428,8 @@ def _column(name: str, kind: object, file: str) -> Column:
     return {"name": name, "kind": NUMBER}
 
 
-class FederationFile(FederationTerms):
-    """A coordinator's settings."""
+class FederationFile(FederationTerms, OwnCode):
+    """A coordinator's settings; its own classes are copies of silos', and not of the agreement."""
 
     # of the run: checkpoints, tables, the model
     folder: key.FileName = Field(default="run", validate_default=True)
@@ -445,10 +440,6 @@ class FederationFile(FederationTerms):
         Needs("a host, or host:port"),
     ] = "localhost:8002"
     timeout: key.Positive = 120.0  # seconds to wait for a silo before the run pauses
-    # the coordinator's own copies of classes that silos have, as their files list them: entries
-    # "module:Class" by the names that the terms use. They are not part of the agreement
-    methods: OwnClasses = Field(default_factory=dict)
-    objectives: OwnClasses = Field(default_factory=dict)
 
     def model_post_init(self, context: Path) -> None:
         """Make the method; this is the user's own file, with code of this machine."""

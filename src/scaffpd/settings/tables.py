@@ -42,10 +42,16 @@ def _own(given: dict[str, str]) -> dict[str, str]:
     return given
 
 
-# entries "module:Class" of one's own classes, by the names that an agreement uses
 OwnClasses = Annotated[
     dict[key.Name, key.Entry], Field(max_length=MOST_CLASSES), AfterValidator(_own)
 ]
+
+
+class OwnCode(SettingsTable):
+    """Entries "module:Class" of one's own classes, by the names that an agreement uses."""
+
+    methods: OwnClasses = Field(default_factory=dict)
+    objectives: OwnClasses = Field(default_factory=dict)
 
 
 class SourceSettings(SettingsTable):
