@@ -7,7 +7,7 @@ An algorithm asks only for what its paper sends. The losses in a run's history a
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.errors import InputError, count, positive, unknown
+from scaffpd.errors import InputError, count, positive, real, unknown
 from scaffpd.federation import Federation, LocalPlan, Vector
 from scaffpd.federation.own_weights import OwnSums, OwnWeights
 from scaffpd.federation.plans import ReleaseCounts
@@ -60,6 +60,12 @@ MATRICES = "sums of d² numbers"
 MEMORY = "vectors that clients store from round to round"
 
 WEIGHTS = ("samples", "uniform")
+# Where a setting may lie, and how that is said of its name (`Algorithm.ranges`).
+Range = tuple[Callable[[float], bool], str]
+NOT_NEGATIVE: Range = (lambda v: 0 <= v < np.inf, "{} >= 0 and finite")
+PART: Range = (lambda v: 0 < v <= 1, "0 < {} <= 1")
+BELOW_ONE: Range = (lambda v: 0 <= v < 1, "0 <= {} < 1")
+
 POSITIVE = ("local_rate", "server_rate", "dual_rate")
 COUNTS = ("local_steps", "batch_size", "clients_per_round", "pairs")
 
@@ -106,6 +112,7 @@ class Algorithm(Generic[S]):
         knobs: rates that `compare` may tune; `automatic` has those that are left out.
         strengths: settings that say how fair the result is, which `compare` may tune as well.
         tolerance: by what share of its size a point may differ between the processors of silos.
+        ranges: of settings that only it has.
     """
 
     published: ClassVar[str] = ""
@@ -116,6 +123,7 @@ class Algorithm(Generic[S]):
     knobs: ClassVar[tuple[str, ...]] = ()
     strengths: ClassVar[tuple[str, ...]] = ()
     tolerance: ClassVar[float] = 1e-6
+    ranges: ClassVar[tuple[tuple[str, Range], ...]] = ()
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -275,13 +283,9 @@ class AveragingMethod(LocalMethod[Averaged], Generic[Averaged]):
         x, losses, samples = begin(federation, x0)
         check_participation(self, self.clients_per_round, federation)
         prior = client_weights(self.weights, samples)
+        rate = self._rate(federation)
         return AveragingState(
-            x=x,
-            weights=prior,
-            prior=prior,
-            losses=losses,
-            seed=seed,
-            local_rate=self._rate(federation),
+            x=x, weights=prior, prior=prior, losses=losses, seed=seed, local_rate=rate
         )
 
     def _participants(self, state: AveragingState) -> tuple[NDArray[np.int64], Vector]:
@@ -339,6 +343,11 @@ def check_settings(method: Algorithm) -> None:
             positive(owner, name, value)
         if name in COUNTS:
             count(owner, name, value)
+        for inside, words in (own for setting, own in method.ranges if setting == name):
+            if not inside(real(owner, name, value)):
+                raise InputError(
+                    "setting-out-of-range", f"{owner} needs {words.format(name)}, got {value!r}."
+                )
         if name == "weights" and value not in WEIGHTS:
             raise unknown("weights", value, WEIGHTS)
         if name == "objective" and not isinstance(value, Objective):
@@ -346,14 +355,6 @@ def check_settings(method: Algorithm) -> None:
                 "not-an-objective",
                 f"{owner} needs an objective such as ChiSquare(rho=0.1), got {value!r}.",
             )
-
-
-def check_range(method: Algorithm, inside: bool, words: str, value: float) -> None:
-    """Refuse a setting outside its range, which `words` describe."""
-    if not inside:
-        raise InputError(
-            "setting-out-of-range", f"{type(method).__name__} needs {words}, got {value!r}."
-        )
 
 
 def check_participation(method: Algorithm, chosen: int | None, federation: Federation) -> None:

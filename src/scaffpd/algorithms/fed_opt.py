@@ -24,8 +24,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from scaffpd.algorithms.base import AveragingMethod, AveragingState, check_range, moved
-from scaffpd.errors import positive, real, unknown
+from scaffpd.algorithms.base import BELOW_ONE, AveragingMethod, AveragingState, moved
+from scaffpd.errors import positive, unknown
 from scaffpd.federation import Federation
 
 OPTIMIZERS = ("momentum", "adagrad", "adam", "yogi")
@@ -52,6 +52,7 @@ class FedOpt(AveragingMethod[FedOptState]):
     """
 
     published = "FedOpt"
+    ranges = (("momentum", BELOW_ONE), ("second_momentum", BELOW_ONE))
 
     optimizer: str = "adam"
     server_rate: float = 0.1
@@ -63,9 +64,6 @@ class FedOpt(AveragingMethod[FedOptState]):
         super().__post_init__()
         if self.optimizer not in OPTIMIZERS:
             raise unknown("optimizer", self.optimizer, OPTIMIZERS)
-        for name in ("momentum", "second_momentum"):
-            value = real(type(self).__name__, name, getattr(self, name))
-            check_range(self, 0 <= value < 1, f"0 <= {name} < 1", value)
         positive(type(self).__name__, "adaptivity", self.adaptivity)
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> FedOptState:

@@ -21,9 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from scaffpd.algorithms.base import LOSSES, SIZES, UPDATES, AveragingState, check_range, moved
+from scaffpd.algorithms.base import LOSSES, NOT_NEGATIVE, SIZES, UPDATES, AveragingState, moved
 from scaffpd.algorithms.fed_avg import FedAvg
-from scaffpd.errors import real
 from scaffpd.federation import Federation
 from scaffpd.objectives import QFair
 
@@ -41,13 +40,9 @@ class QFFL(FedAvg):
     published = "q-FFL"
     questions = frozenset({LOSSES, UPDATES, SIZES})
     strengths = ("q",)
+    ranges = (("q", NOT_NEGATIVE),)
 
     q: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        q = real(type(self).__name__, "q", self.q)
-        check_range(self, 0 <= q < np.inf, "q >= 0 and finite", self.q)
 
     @property
     def positive(self) -> bool:

@@ -39,7 +39,14 @@ from scaffpd.errors import InputError
 from scaffpd.federation import Constants, LocalPlan, Vector, same_point
 from scaffpd.federation.plans import ReleaseCounts
 from scaffpd.federation.questions import SharedSum
-from scaffpd.models.oracle import Oracle, StackedDisplacements, StackedPoint, shift, step_sizes
+from scaffpd.models.oracle import (
+    Oracle,
+    StackedDisplacements,
+    StackedPoint,
+    shift,
+    step_sizes,
+    stepped,
+)
 from scaffpd.models.point import Ridge
 from scaffpd.privacy.accountant import Account, ReleaseEntry
 from scaffpd.privacy.mechanism import SPARE, Clip, ClippedSums
@@ -184,24 +191,20 @@ class PrivateOracle:
         ReleaseCounts.over(plan.batch_size)
         if self.colluding is not None:
             return self._shared_step(x, at, correction, plan)
-        each = x.new_zeros(len(self.members), len(x))
         rates = self._rates(x, plan)
-        pull = each + shift(at, correction)
-        first: Tensor | None = None
-        if isinstance(at, StackedPoint) and same_point(at.x, x):
-            first = at.gradients
+        pull = x.new_zeros(len(self.members), len(x)) + shift(at, correction)
+        known = isinstance(at, StackedPoint) and same_point(at.x, x)
+        first = at.gradients if isinstance(at, StackedPoint) and known else None
         own = torch.cat([pull, rates], 1)  # what each client is asked about
-        common = digest("steps", x, float(plan.prox), first is not None)
+        common = digest("steps", x, float(plan.prox), known)
         pairs = zip(self.members, own, strict=True)
         questions = [PrivateQuestion(member.key, digest(common, row)) for member, row in pairs]
-        times = plan.steps - (first is not None)
+        times = plan.steps - known
         if times:
             self.account.charge(self._entries(questions, self.noise[0], times))
-        for _ in range(plan.steps):
-            g = self._gradients(questions, x - each) if first is None else first
-            each = each + rates * (g + pull - plan.prox * each)
-            first = None
-        return StackedDisplacements(each)
+        given = [] if first is None else [first]
+        slopes = lambda at: given.pop() if given else self._gradients(questions, at)
+        return stepped(x, pull, rates, plan, slopes)
 
     def _shared_step(
         self,
