@@ -17,14 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from scaffpd.algorithms.base import (
-    CONVEX,
-    EXACT,
-    MATRICES,
-    SLOPES,
-    VECTORS,
-    Algorithm,
-)
+from scaffpd.algorithms.base import CONVEX, EXACT, MATRICES, SLOPES, VECTORS, Algorithm
 from scaffpd.algorithms.minimax_newton import MinimaxNewton
 from scaffpd.algorithms.scaff_pd import ScaffPD
 from scaffpd.algorithms.steps import Auto, Fixed

@@ -194,8 +194,7 @@ def objective_table(
         return {}
     if wanted is None and is_settings(what):
         raise InputError(
-            "strength-without-objective",
-            "--strength needs --objective: the strength of which one?",
+            "strength-without-objective", "--strength needs --objective: the strength of which one?"
         )
     wanted = wanted or "ChiSquare"
     known = {name.lower(): name for name in OBJECTIVE_NAMES}

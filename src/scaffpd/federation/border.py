@@ -58,8 +58,7 @@ class Announced:
         base = Announced in cls.__bases__
         if not (cls.kind or base) or ours:
             raise InputError(
-                "question-kind-taken",
-                f"A new question needs its own kind; {cls.kind!r} is taken.",
+                "question-kind-taken", f"A new question needs its own kind; {cls.kind!r} is taken."
             )
         cls.shows = tuple(one._replace(kind=cls.kind) for one in cls.shows)
         cls.scalars = tuple(one.part for one in cls.shows if one.each and not one.extra)

@@ -142,11 +142,7 @@ class ClientSide(Protocol):
         """Evaluate a point, once for as long as the question is in use."""
 
     def local_updates(
-        self,
-        x: Tensor,
-        at: GradientsAt | Tensor | None,
-        correction: Tensor | None,
-        plan: LocalPlan,
+        self, x: Tensor, at: GradientsAt | Tensor | None, correction: Tensor | None, plan: LocalPlan
     ) -> Displacements:
         """Take local steps from x."""
 

@@ -12,14 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaffpd.data.tabular.agree import width
-from scaffpd.data.tabular.columns import (
-    CATEGORY,
-    NUMBER,
-    DataColumn,
-    FeatureTable,
-    Mask,
-    Matrix,
-)
+from scaffpd.data.tabular.columns import CATEGORY, NUMBER, DataColumn, FeatureTable, Mask, Matrix
 from scaffpd.data.tabular.encode import ClientRows
 from scaffpd.data.tabular.formats import OpenTable, open_table
 from scaffpd.data.tabular.read import number, read_columns

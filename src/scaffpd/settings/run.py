@@ -99,8 +99,7 @@ class RunConfig(SettingsTable):
         misspelt = values.keys() - cls.model_fields.keys()
         if isinstance(data, dict) and not misspelt and _kind(data) is None:
             raise InputError(
-                "data-source-unclear",
-                f"{file.name!r} needs either file or source in [data].",
+                "data-source-unclear", f"{file.name!r} needs either file or source in [data]."
             )
         found = validated(cls, values, file, options)
         algorithm = found.algorithm

@@ -52,10 +52,7 @@ CALLED = {
 STRICT = 1.31  # a 99 % interval in units of one of 95 %
 SIMPLEST = "the simplest that nothing clearly beats"
 # how a recommendation begins, but for joint models
-USE = {
-    CONSTANT: "These columns do not predict the {goal}",
-    ALONE: "Let every {word} train alone",
-}
+USE = {CONSTANT: "These columns do not predict the {goal}", ALONE: "Let every {word} train alone"}
 
 
 @dataclass(frozen=True)

@@ -5,23 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from scaffpd.numbers import (
-    NOTHING,
-    brief,
-    capital,
-    percent,
-    plain,
-    plural,
-    whole,
-)
+from scaffpd.numbers import NOTHING, brief, capital, percent, plain, plural, whole
 from scaffpd.pipeline.judging import CoefficientRow
-from scaffpd.report.record import (
-    ClientScore,
-    JoiningRecord,
-    JoiningRow,
-    ModelRecord,
-    RunRecord,
-)
+from scaffpd.report.record import ClientScore, JoiningRecord, JoiningRow, ModelRecord, RunRecord
 from scaffpd.study.gains import CALLED
 from scaffpd.tasks.base import EVERYONE, ScoreColumn, ScoreRow
 from scaffpd.training.metrics import NO, NOISE, YES
