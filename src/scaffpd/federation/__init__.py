@@ -82,15 +82,11 @@ class PrivacyAccount(Protocol):
     """Account of private clients' releases, which a checkpoint stores."""
 
     @property
-    def total(self) -> int:
-        """Number of releases so far."""
-
+    def total(self) -> int: ...  # Number of releases so far
     def spent(self) -> Spent: ...
-
     def pack(self) -> dict[str, NDArray[np.generic]]: ...
-
-    def merge(self, arrays: dict[str, NDArray[np.generic]]) -> None:
-        """Add the releases of `pack` that are not counted yet."""
+    # Add the releases of `pack` that are not counted yet
+    def merge(self, arrays: dict[str, NDArray[np.generic]]) -> None: ...
 
 
 class Channel(Protocol):
@@ -99,36 +95,26 @@ class Channel(Protocol):
     names: tuple[str, ...]  # the clients, in a fixed order
     here: bool  # whether clients are in this process, and not at other organisations
 
+    # Number of numbers that a pass over the training features reads; infinite if unknown
     @property
-    def work(self) -> float:
-        """Number of numbers that a pass over the training features reads; infinite if unknown."""
-
+    def work(self) -> float: ...
+    # Account of private clients' releases; `None` if they have none here
     @property
-    def account(self) -> PrivacyAccount | None:
-        """Account of private clients' releases; `None` if they have none here."""
-
+    def account(self) -> PrivacyAccount | None: ...
+    # Identifier of model, clients and data: a checkpoint is resumed on no other problem
     @property
-    def fingerprint(self) -> str:
-        """Identifier of model, clients and data: a checkpoint is resumed on no other problem."""
-
+    def fingerprint(self) -> str: ...
     def constants(self) -> Constants: ...
-
     def start(self) -> Tensor: ...
-
-    def own(self, x: Tensor) -> Tensor | None:
-        """Return every client's u_i(x), (N, d), if the model is `Personal` and they are here."""
-
-    def using(self, l2: Strength | None, strength: Strength | None) -> Channel:
-        """Return access to the same clients with other strengths of their model."""
-
-    def resumed(self, rounds: int) -> None:
-        """Note that a run goes on after so many rounds."""
-
-    def decided(self, status: str | None) -> str | None:
-        """Return whether and how a run ends: the same everywhere, if several run it together."""
-
-    def ask(self, question: Question, chosen: Sequence[int]) -> Reply:
-        """Return the answers of the chosen clients, in that order."""
+    # every client's u_i(x), (N, d), if the model is `Personal` and they are here
+    def own(self, x: Tensor) -> Tensor | None: ...
+    # access to the same clients with other strengths of their model
+    def using(self, l2: Strength | None, strength: Strength | None) -> Channel: ...
+    def resumed(self, rounds: int) -> None: ...  # Note that a run goes on after so many rounds
+    # whether and how a run ends: the same everywhere, if several run it together
+    def decided(self, status: str | None) -> str | None: ...
+    # the answers of the chosen clients, in that order
+    def ask(self, question: Question, chosen: Sequence[int]) -> Reply: ...
 
 
 class Federation:

@@ -95,11 +95,12 @@ class Summer(Protocol):
     allows_projections: bool
     allows_reweighting: bool  # whether clients allow sums of the same vectors with two weightings
 
-    def sum(self, part: str, vectors: Vectors, asked: ClientSelection, weights: Vector) -> Tensor:
-        """Return Σ_i w_i v_i over the clients that were asked; `part` names the summed vectors."""
-
-    def error(self, length: int, weights: Vector) -> float:
-        """Bound the error of the last sum due to its format, in norm and per unit of weight."""
+    # Σ_i w_i v_i over the clients that were asked; `part` names the summed vectors
+    def sum(
+        self, part: str, vectors: Vectors, asked: ClientSelection, weights: Vector
+    ) -> Tensor: ...
+    # Bound the error of the last sum due to its format, in norm and per unit of weight
+    def error(self, length: int, weights: Vector) -> float: ...
 
 
 class PlainSums:
@@ -126,11 +127,8 @@ class Asker(Protocol):
 
     @property
     def sums(self) -> Summer: ...
-
     def ask(self, question: Asked, clients: Clients = None) -> Answers[Asked]: ...
-
     def selection(self, clients: Clients) -> ClientSelection: ...
-
     def count(self, *, exchanges: int = 0, up: int = 0, down: int = 0) -> None: ...
 
 

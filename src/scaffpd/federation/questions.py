@@ -81,81 +81,55 @@ class EvaluatedPoint(Protocol):
 
     losses: Tensor
 
-    def sum(self, weights: Tensor) -> Tensor:
-        """Return Σ_i w_i c_i."""
-
-    def norms(self) -> Tensor:
-        """Return ‖c_i‖² per client."""
-
-    def each(self) -> Tensor:
-        """Return the c_i themselves, (N, d)."""
-
-    def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> Restriction[Tensor]:
-        """Return slopes, curvature and norms along V, (d, k), for w and the diagonal D."""
-
-    def curvatures(self, V: Tensor) -> Tensor:
-        """Return every client's VᵀH_iV, (N, k, k)."""
-
-    def hessian(self, weights: Tensor) -> Tensor:
-        """Return Σ_i w_i H_i, (d, d), in double precision."""
-
-    def diagonal(self, weights: Tensor) -> Tensor:
-        """Return Σ_i w_i diag H_i; raise `InputError` if it is not available."""
-
-    def diagonals(self) -> Tensor:
-        """Return every client's diag H_i, (N, d); raise `InputError` if it is not available."""
-
-    def rounding(self) -> tuple[Tensor, Tensor]:
-        """Bound the rounding errors of L_i and of c_i (its norm); infinite if unknown."""
+    def sum(self, weights: Tensor) -> Tensor: ...  # Σ_i w_i c_i
+    def norms(self) -> Tensor: ...  # ‖c_i‖² per client
+    def each(self) -> Tensor: ...  # the c_i themselves, (N, d)
+    # slopes, curvature and norms along V, (d, k), for w and the diagonal D
+    def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> Restriction[Tensor]: ...
+    def curvatures(self, V: Tensor) -> Tensor: ...  # every client's VᵀH_iV, (N, k, k)
+    def hessian(self, weights: Tensor) -> Tensor: ...  # Σ_i w_i H_i, (d, d), in double precision
+    # Σ_i w_i diag H_i; raise `InputError` if it is not available
+    def diagonal(self, weights: Tensor) -> Tensor: ...
+    # every client's diag H_i, (N, d); raise `InputError` if it is not available
+    def diagonals(self) -> Tensor: ...
+    # Bound the rounding errors of L_i and of c_i (its norm); infinite if unknown
+    def rounding(self) -> tuple[Tensor, Tensor]: ...
 
 
 class Displacements(Protocol):
     """d_i = x − u_{i,J} of all clients after one batch of local steps."""
 
-    def sum(self, weights: Tensor) -> Tensor:
-        """Return Σ_i w_i d_i."""
-
-    def each(self) -> Tensor:
-        """Return the d_i themselves, (N, d)."""
+    def sum(self, weights: Tensor) -> Tensor: ...  # Σ_i w_i d_i
+    def each(self) -> Tensor: ...  # the d_i themselves, (N, d)
 
 
 class OwnModes(Protocol):
     """Own models u_i of all clients around one x, for `ModesAt` and `ModeSpread`."""
 
-    def modes(self) -> dict[str, Vectors]:
-        """Return minima, gradients and Hessians as functions of x."""
-
-    def spread(self, C: Tensor, step: Tensor) -> Vectors:
-        """Return squared distances to x and their degrees of freedom."""
-
-    def own(self, C: Tensor, step: Tensor, L: Tensor) -> Vectors:
-        """Return L u_i, and the variances of its parts."""
+    def modes(self) -> dict[str, Vectors]: ...  # minima, gradients and Hessians as functions of x
+    # squared distances to x and their degrees of freedom
+    def spread(self, C: Tensor, step: Tensor) -> Vectors: ...
+    # L u_i, and the variances of its parts
+    def own(self, C: Tensor, step: Tensor, L: Tensor) -> Vectors: ...
 
 
 class ClientSide(Protocol):
     """Clients that answer a question: their numerics, and what they remember."""
 
-    def losses(self, x: Tensor, batch_size: int | None, key: Key) -> Tensor:
-        """Return f_i(x) without the gradients."""
-
-    def point(self, at: GradientsAt) -> EvaluatedPoint:
-        """Evaluate a point, once for as long as the question is in use."""
-
+    # f_i(x) without the gradients
+    def losses(self, x: Tensor, batch_size: int | None, key: Key) -> Tensor: ...
+    # Evaluate a point, once for as long as the question is in use
+    def point(self, at: GradientsAt) -> EvaluatedPoint: ...
     def local_updates(
         self, x: Tensor, at: GradientsAt | Tensor | None, correction: Tensor | None, plan: LocalPlan
-    ) -> Displacements:
-        """Take local steps from x."""
-
+    ) -> Displacements: ...  # Take local steps from x
     def proximal_steps(
         self, at: GradientsAt, correction: Tensor, plan: ProximalPlan
-    ) -> Displacements:
-        """Solve the clients' local models at the answered point."""
-
-    def modes(self, at: Question) -> OwnModes:
-        """Solve for the clients' own models, once for as long as the question is in use."""
-
-    def scores(self, x: Tensor, split: str) -> tuple[Vector, Vector, NDArray[np.int64]]:
-        """Return loss, score and number of samples on the "train" or "test" rows."""
+    ) -> Displacements: ...  # Solve the clients' local models at the answered point
+    # Solve for the clients' own models, once for as long as the question is in use
+    def modes(self, at: Question) -> OwnModes: ...
+    # loss, score and number of samples on the "train" or "test" rows
+    def scores(self, x: Tensor, split: str) -> tuple[Vector, Vector, NDArray[np.int64]]: ...
 
 
 Shapes = dict[str, tuple[int, ...]]  # of parts of an answer

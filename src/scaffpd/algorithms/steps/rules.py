@@ -125,14 +125,11 @@ RuleState = Any  # every rule has a state of its own type
 class StepRule(Protocol):
     """Step rule: a pure state machine of plain numbers."""
 
-    def start(self, problem: StepProblem) -> RuleState:
-        """Return the rule's state before the first round."""
-
-    def rates(self, state: RuleState) -> Rates:
-        """Return the numbers of the next round."""
-
-    def judge(self, state: RuleState, trial: Trial) -> tuple[RuleState, bool]:
-        """Return the next state, and whether x⁺ is taken."""
+    # the rule's state before the first round
+    def start(self, problem: StepProblem) -> RuleState: ...
+    def rates(self, state: RuleState) -> Rates: ...  # the numbers of the next round
+    # the next state, and whether x⁺ is taken
+    def judge(self, state: RuleState, trial: Trial) -> tuple[RuleState, bool]: ...
 
 
 @dataclass(frozen=True)
