@@ -56,7 +56,7 @@ from scaffpd.algorithms.minimax import (
     asked_again,
     nearest,
 )
-from scaffpd.algorithms.saddle import Matrix, factor, solve_quadratics, solve_saddle
+from scaffpd.algorithms.saddle import Matrix, factor, level_of, solve_quadratics, solve_saddle
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, Vector
 from scaffpd.objectives.base import EPSILON, LARGEST, LEAST
@@ -155,10 +155,7 @@ class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
         step = self._step(state, H)
         x = state.x + torch.from_numpy(step.p).to(state.x)
         at = federation.gradients(x)
-        # On the simplex a common shift of all losses changes nothing but the rounding.
-        level = 0.0
-        if self.objective.simplex:
-            level = float(step.weights @ state.losses / step.weights.sum())
+        level = level_of(self.objective, step.weights, state.losses)
         before = self.objective._support(state.losses - level)
         promised = max(before - (step.value - level), 0.0)
         # With δ = `unit`, the damping ½δpᵀDp takes back half of the promise.
@@ -173,15 +170,9 @@ class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
             c = mixed(gradients, step.weights)
             proof = self._proof(state.constants, at.losses, step.weights, at, c)
             taken = gained >= TAKEN * promised - slack or proof.gap < 0.5 * lowest
+        state = replace(state, rounds=state.rounds + 1, accepted=bool(taken), promise=promised)
         if not taken:
-            return replace(
-                state,
-                rounds=state.rounds + 1,
-                accepted=False,
-                hessian=H,
-                promise=promised,
-                damping=max(4 * state.damping, unit),
-            )
+            return replace(state, hessian=H, damping=max(4 * state.damping, unit))
         damping = state.damping
         if gained >= GOOD * promised:
             damping = damping / 4 if damping > NOTHING * unit else 0.0
@@ -192,13 +183,10 @@ class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
             losses=at.losses,
             gradients=gradients,
             at=at,
-            rounds=state.rounds + 1,
-            accepted=True,
             certificate=proof.gap,
             floor=proof.floor,
             lowest=lowest,
             hessian=H if self._constant(state) else None,
-            promise=promised,
             damping=damping,
         )
 

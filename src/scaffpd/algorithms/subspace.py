@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.algorithms.saddle import HIGHEST, Saddle, solve_saddle
+from scaffpd.algorithms.saddle import HIGHEST, Saddle, level_of, solve_saddle
 from scaffpd.federation import Vector
 from scaffpd.objectives.base import LARGEST, Objective
 
@@ -70,9 +70,7 @@ class SubspaceModel:
             nothing = np.empty((0, len(losses)))
             return solve_saddle(self.objective, losses, nothing, self.weights, tol, self.w).value
         # Nothing is coupled: one proximal step is the maximum.
-        level = 0.0
-        if self.objective.simplex:
-            level = float(self.weights @ losses / self.weights.sum())
+        level = level_of(self.objective, self.weights, losses)
         weights = self.objective._prox(losses - level, self.weights, 1 / square)
         away = 0.5 * float(square @ (weights - self.weights) ** 2)
         return level + float((losses - level) @ weights) - self.objective._value(weights) - away

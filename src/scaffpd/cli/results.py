@@ -71,9 +71,7 @@ def show(folder: Path) -> None:
         section(console, first, *(others if len(run.clients) <= MOST else others[:2]))
         console.print()
     with console.capture() as below:
-        say(console, *cautions(run))
-        if run.privacy is not None:
-            say(console, promise(run.privacy))
+        say(console, *cautions(run), promise(run.privacy) if run.privacy else "")
         if run.path:
             _show_points(console, run)
             say(console, f"{len(run.models)} models in {run.path.rounds} rounds.")
@@ -90,13 +88,16 @@ def show(folder: Path) -> None:
 
 
 def _show_points(console: Console, run: RunRecord) -> None:
-    rows = []
-    for model in run.models:
-        one = model.overall
-        if one is not None:
-            values = [*map(run.measure.written, (one.mean, one.worst_20, one.worst))]
-            gap = "none" if model.certificate is None else f"{model.certificate:.1e}"
-            rows.append([model.name, *values, f"{model.rounds or 0:.0f}", gap])
+    rows = [
+        [
+            model.name,
+            *map(run.measure.written, (one.mean, one.worst_20, one.worst)),
+            f"{model.rounds or 0:.0f}",
+            "none" if model.certificate is None else f"{model.certificate:.1e}",
+        ]
+        for model in run.models
+        if (one := model.overall)
+    ]
     print_table(console, ("point", "mean", "worst 20 %", "worst", "rounds", "certified gap"), rows)
 
 
@@ -235,10 +236,8 @@ def predict(
 
 def _show_scores(console: Console, found: Predictions, rows: list[ScoreRow]) -> None:
     """Print a row per client, all rows together last."""
-    columns = found.task.columns.items()
-    shown = {
-        name: one for name, one in columns if one.screen and any(name in row.values for row in rows)
-    }
+    known = {name for row in rows for name in row.values}
+    shown = {name: one for name, one in found.task.columns.items() if one.screen and name in known}
     cells = [
         [row.group, whole(row.rows), *(own.written(row.values.get(n)) for n, own in shown.items())]
         for row in rows

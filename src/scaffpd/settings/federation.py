@@ -409,9 +409,8 @@ class FederationTerms(SettingsTable):
         )
 
     def terms(self) -> Json:
-        names = FederationTerms.model_fields
-        dumped = self.model_dump(mode="json", exclude_none=True, exclude_unset=True)
-        return {name: value for name, value in dumped.items() if name in names}
+        names = {*FederationTerms.model_fields}
+        return self.model_dump(mode="json", include=names, exclude_none=True, exclude_unset=True)
 
 
 def _column(name: str, kind: object, file: str) -> Column:

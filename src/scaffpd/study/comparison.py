@@ -326,16 +326,10 @@ class Comparison:
             name: np.array([row[name] for row in good], dtype=np.float64)
             for name, first in (good[0] if good else {}).items()
             if name in COSTS or (name.startswith(("test_", "train_")) and isinstance(first, float))
-        }
-        return MethodSummary(
-            method=label,
-            seeds=len(good),
-            failures=_failures(finals),
-            mean={name: float(v.mean()) for name, v in values.items()},
-            deviation={
-                name: float(v.std(ddof=1)) if len(v) > 1 else math.nan for name, v in values.items()
-            },
-        )
+        }.items()
+        mean = {name: float(v.mean()) for name, v in values}
+        spread = {n: float(v.std(ddof=1)) if len(v) > 1 else math.nan for n, v in values}
+        return MethodSummary(label, len(good), _failures(finals), mean, spread)
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
         """Export `rows`."""

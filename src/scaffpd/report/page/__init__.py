@@ -137,8 +137,7 @@ def page(run: RunRecord, library: str) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    filters = {"whole": whole, "emphasised": emphasised, "plain": plain, "plural": plural}
-    environment.filters |= filters
+    environment.filters |= {one.__name__: one for one in (whole, emphasised, plain, plural)}
     text: str = environment.get_template("page.html").render(
         run=run,
         kind=KINDS[run.kind],
@@ -193,8 +192,8 @@ def harmless(script: str) -> str:
 def _costs(run: RunRecord) -> dict[str, list[str]]:
     """Make the table of models: how each ended and what it cost, without empty columns."""
 
-    def total(name: str) -> Callable[[ModelRecord], str]:
-        return lambda m: run.measure.written(getattr(m.overall, name, None))
+    def total(m: ModelRecord, name: str) -> str:
+        return run.measure.written(getattr(m.overall, name, None))
 
     columns: dict[str, Callable[[ModelRecord], str]] = {
         "status": lambda m: m.status,
@@ -203,9 +202,9 @@ def _costs(run: RunRecord) -> dict[str, list[str]]:
         "exchanges": lambda m: whole(m.exchanges),
         "MB": lambda m: plain(m.megabytes),
         "seconds": lambda m: plain(m.seconds),
-        "mean": total("mean"),
-        "worst\u00a020\u00a0%": total("worst_20"),
-        "worst": total("worst"),
+        "mean": lambda m: total(m, "mean"),
+        "worst\u00a020\u00a0%": lambda m: total(m, "worst_20"),
+        "worst": lambda m: total(m, "worst"),
     }
     found = {name: [cell(model) for model in run.models] for name, cell in columns.items()}
     return {name: cells for name, cells in found.items() if set(cells) - {"", plain(None)}}

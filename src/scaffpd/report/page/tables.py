@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from scaffpd.numbers import NOTHING, brief, capital, percent, plain, plural, whole
-from scaffpd.pipeline.judging import CoefficientRow
 from scaffpd.report.record import ClientScore, JoiningRecord, JoiningRow, ModelRecord, RunRecord
 from scaffpd.study.gains import CALLED
 from scaffpd.tasks.base import EVERYONE, ScoreColumn, ScoreRow
@@ -131,10 +130,13 @@ def effect_table(run: RunRecord) -> ScoreTable | None:
     """Make a row for every coefficient, those that are the clearest first."""
     rows = []
     ratios = run.task.ratios
-    for one in sorted(run.effects, key=_clarity):
-        ends = ("ratio", "ratio_low", "ratio_high") if ratios else ("estimate", "low", "high")
-        estimate, low, high = (one.values[name] for name in ends)
-        between = one.values["between"]
+    ends = ("ratio", "ratio_low", "ratio_high") if ratios else ("estimate", "low", "high")
+    ranked = [(one.values, one.column) for one in run.effects]
+    for values, column in sorted(
+        ranked, key=lambda r: -abs(r[0]["estimate"]) / (r[0]["error"] or 1)
+    ):
+        estimate, low, high = (values[name] for name in ends)
+        between = values["between"]
         far = ratios and high > FAR
         cells = [
             Cell(estimate, NOTHING if far else plain(estimate)),
@@ -142,17 +144,12 @@ def effect_table(run: RunRecord) -> ScoreTable | None:
             Cell(between, plain(between) if between else "shared"),
         ]
         rows.append(((one.column,), cells))
-    of = f"between {plural(run.word)}"
-    heads = ["coefficient", "95 % interval", f"deviation {of}"]
+    what, of = ("hazard ratio", " of its logarithm") if ratios else ("coefficient", "")
+    heads = [what, "95 % interval", f"deviation{of} between {plural(run.word)}"]
     heading = "What every column adds"
     if ratios:
-        heads = ["hazard ratio", "95 % interval", f"deviation of its logarithm {of}"]
         heading = "What one unit more of a column multiplies the hazard by"
     return ScoreTable(heading, ("column",), heads, rows) if rows else None
-
-
-def _clarity(one: CoefficientRow) -> float:
-    return -abs(one.values["estimate"]) / (one.values["error"] or 1.0)
 
 
 def head(run: RunRecord, column: ScoreColumn) -> str:
