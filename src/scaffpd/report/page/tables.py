@@ -131,12 +131,10 @@ def effect_table(run: RunRecord) -> ScoreTable | None:
     rows = []
     ratios = run.task.ratios
     ends = ("ratio", "ratio_low", "ratio_high") if ratios else ("estimate", "low", "high")
-    ranked = [(one.values, one.column) for one in run.effects]
-    for values, column in sorted(
-        ranked, key=lambda r: -abs(r[0]["estimate"]) / (r[0]["error"] or 1)
-    ):
-        estimate, low, high = (values[name] for name in ends)
-        between = values["between"]
+    unclear = lambda one: -abs(one.values["estimate"]) / (one.values["error"] or 1.0)
+    for one in sorted(run.effects, key=unclear):
+        estimate, low, high = (one.values[name] for name in ends)
+        between = one.values["between"]
         far = ratios and high > FAR
         cells = [
             Cell(estimate, NOTHING if far else plain(estimate)),
