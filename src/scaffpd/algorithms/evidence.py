@@ -32,6 +32,7 @@ from scaffpd.descent import newton
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, Vector
 from scaffpd.federation.modes import ModesAt, ModeSpread
+from scaffpd.numbers import aligned
 
 INTERCEPT = "intercept"
 TOLERANCE = 0.02
@@ -85,12 +86,12 @@ class Strengths:
 
     def __str__(self) -> str:
         """Write which groups of columns differ between clients, and by how much."""
-        width = max(len("columns"), *(len(name) for name in self.groups))
-        lines = [f"{'columns':{width}}  number  typical size  typical difference between clients"]
-        for name, number, size, spread, _ in self.table():
-            between = "shared" if spread == 0 else f"{spread:.3g}"
-            lines.append(f"{name:{width}}  {number:6d}  {size:12.3g}  {between:>10}")
-        return "\n".join(lines)
+        heads = ["columns", "number", "typical size", "typical difference between clients"]
+        rows = [
+            [name, str(number), f"{size:.3g}", f"{spread:.3g}" if spread else "shared"]
+            for name, number, size, spread, _ in self.table()
+        ]
+        return "\n".join(aligned([heads, *rows]))
 
 
 @dataclass(frozen=True)

@@ -131,27 +131,13 @@ class Federation:
     def __init__(self, channel: Channel, sums: Summer | None = None) -> None:
         self.channel = channel
         self.sums: Summer = PlainSums() if sums is None else sums
-        self._names = tuple(channel.names)
+        self.names = tuple(channel.names)  # of the clients, in a fixed order
         self._like = channel.start()
-        self._traffic = Traffic()
-        everyone = list(range(len(self._names)))
-        self._everyone = ClientSelection(everyone, self._names, self._like, True)
+        self.dimension = len(self._like)  # d, the length of x
+        # by one formula for every runtime; a deployment's `wire` has the bytes
+        self.traffic = Traffic()
+        self._everyone = ClientSelection([*range(len(self.names))], self.names, self._like, True)
         self._known: tuple[Tensor | None, set[int]] = (None, set())  # the last x, and who has it
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Names of the clients, in a fixed order."""
-        return self._names
-
-    @property
-    def dimension(self) -> int:
-        """d, the length of x."""
-        return len(self._like)
-
-    @property
-    def traffic(self) -> Traffic:
-        """Traffic so far, by one formula for every runtime; a deployment's `wire` has the bytes."""
-        return self._traffic
 
     @property
     def fingerprint(self) -> str:
@@ -170,7 +156,7 @@ class Federation:
 
     def constants(self) -> Constants:
         """Return smoothness and convexity of the clients' losses: one exchange, four scalars up."""
-        self.count(exchanges=1, up=4 * len(self._names))
+        self.count(exchanges=1, up=4 * len(self.names))
         known = self.channel.constants()
         return known if self.sums.allows_projections else replace(known, first_order=True)
 
@@ -189,7 +175,7 @@ class Federation:
 
     def memory(self) -> Memory:
         """Store a zero vector at every client; nothing is sent."""
-        return Memory(self._like.new_zeros(len(self._names), self.dimension), self)
+        return Memory(self._like.new_zeros(len(self.names), self.dimension), self)
 
     def losses(
         self,
@@ -253,7 +239,7 @@ class Federation:
             return None
         if isinstance(at, Gradients) and at.federation is self and at.chosen == asked.chosen:
             return at.question
-        if isinstance(at, Memory) and at.vectors.shape == (len(self._names), self.dimension):
+        if isinstance(at, Memory) and at.vectors.shape == (len(self.names), self.dimension):
             return at.vectors[asked.chosen]
         raise InputError(
             "foreign-answers",
@@ -272,8 +258,8 @@ class Federation:
         question = Scores(self.point(x), split, score)
         reply = self.channel.ask(question, self._everyone.chosen)
         found = {name: self._everyone.scattered(part()) for name, part in reply.numbers.items()}
-        right = found.get("score", np.full(len(self._names), np.nan))
-        return ClientScores(self._names, found["loss"], right, found["count"].astype(np.int64))
+        right = found.get("score", np.full(len(self.names), np.nan))
+        return ClientScores(self.names, found["loss"], right, found["count"].astype(np.int64))
 
     def own_models(self, x: Tensor | NDArray[np.float64]) -> Tensor | None:
         """Return what `Channel.own` has; nothing is sent."""
@@ -303,21 +289,21 @@ class Federation:
     def count(self, *, exchanges: int = 0, up: int = 0, down: int = 0) -> None:
         """Add to the traffic, in numbers of the format of x."""
         size = self._like.element_size()
-        self._traffic.add(exchanges=exchanges, up=up * size, down=down * size)
+        self.traffic.add(exchanges=exchanges, up=up * size, down=down * size)
 
     def selection(self, clients: Clients) -> ClientSelection:
         """Select the clients that a question goes to."""
         if clients is None or clients is self._everyone.chosen:
             return self._everyone
         chosen = [int(i) for i in clients]
-        last = len(self._names) - 1
+        last = len(self.names) - 1
         if not chosen or len(set(chosen)) < len(chosen) or min(chosen) < 0 or max(chosen) > last:
             raise InputError(
                 "clients-not-distinct",
                 f"clients must be distinct numbers from 0 to {last}, got {chosen}.",
             )
         everyone = chosen == self._everyone.chosen
-        return self._everyone if everyone else ClientSelection(chosen, self._names, self._like)
+        return self._everyone if everyone else ClientSelection(chosen, self.names, self._like)
 
     def _send(self, x: Tensor | None, asked: ClientSelection) -> int:
         """Count what is sent so that these clients have x, unless they were just asked about it."""

@@ -131,11 +131,11 @@ def predict(
     if strangers:
         rows_of = f"{several(strangers, 'row')} of no client that was trained on"
         unsure.append(f"{rows_of}: predicted by the shared model.")
-    predicted, shares = _answers(X, x, setup, whose, owners)
+    place = {name: k + 1 for k, name in enumerate(owners)}
+    predicted, shares = _answers(X, x, setup, whose, place)
     survival = None
     if setup.task.timed:
         truth = None  # times alone say nothing
-        place = {name: k + 1 for k, name in enumerate(owners)}
         own = [x[place.get(name, 0)] if owners else x for name in names]
         # every client's cumulative hazard until a time, and that time
         hazards = {
@@ -192,12 +192,11 @@ def _answers(
     x: NDArray[np.float64],
     setup: Setup,
     whose: NDArray[np.object_],
-    owners: Sequence[str],
+    place: Mapping[str, int],
 ) -> tuple[list[Answer], NDArray[np.float64]]:
     """Predict by the one model, or every row by its client's own, the shared one without."""
-    if not owners:
+    if not place:
         return predict_encoded(X, x, setup)
-    place = {name: k + 1 for k, name in enumerate(owners)}
     order: list[int] = []
     predicted: list[Answer] = []
     shares = []

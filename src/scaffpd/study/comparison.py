@@ -34,7 +34,7 @@ from scaffpd.files import csv_text, write_file
 from scaffpd.models import Linear
 from scaffpd.models.execution import pooled, processes_at_a_time
 from scaffpd.models.personal import base_of
-from scaffpd.numbers import several
+from scaffpd.numbers import aligned, several
 from scaffpd.tasks import solving
 from scaffpd.tasks.base import Measure
 from scaffpd.tasks.classification import ACCURACY
@@ -344,16 +344,11 @@ class Comparison:
                 sent = (line.mean["bytes_up"] + line.mean["bytes_down"]) / 1e6
                 asked = f"{line.mean['exchanges']:.0f}"
                 lines.append([line.method, *measures, asked, f"{sent:.3g}"])
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        shown = [
-            "  ".join([first.ljust(widths[0]), *map(str.rjust, others, widths[1:])])
-            for first, *others in lines
-        ]
         failed = [f"{line.method}: {line.failures}" for line in self.table if line.failures]
         what = f"{self.measure.name.capitalize()} in %" if self.scored else "Loss"
         over = f"mean ± standard deviation over {several(len(self.seeds), 'seed')}"
         caption = f"{what} on test rows, {over}, after {several(self.rounds, 'round')}."
-        return "\n".join([*shown, "", caption, *failed])
+        return "\n".join([*aligned(lines), "", caption, *failed])
 
     def _shown(self, line: MethodSummary, name: str) -> str:
         """Write mean ± deviation, or the mean alone where there is no deviation."""
