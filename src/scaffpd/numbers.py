@@ -90,6 +90,15 @@ def plural(word: str) -> str:
     return f"{word}es" if hisses else f"{word}s"
 
 
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Write the rows of a table: the first column on the left, the others flush right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join([first.ljust(widths[0]), *map(str.rjust, others, widths[1:])])
+        for first, *others in rows
+    ]
+
+
 def capital(sentence: str) -> str:
     """Return a sentence with its first letter as a capital."""
     return sentence[:1].upper() + sentence[1:]

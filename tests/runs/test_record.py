@@ -6,6 +6,7 @@ import pytest
 
 from cases.records import model, record, rounds
 from cases.refusals import refuses
+from scaffpd.report.page.tables import client_lines
 from scaffpd.report.record import (
     GainInterval,
     JoiningRecord,
@@ -78,10 +79,12 @@ def test_a_folder_of_runs_is_none_itself(tmp_path):
 
 def test_gains_count_upwards_where_more_is_better():
     run = record()
-    before, after = run.pair
-    assert run.gains(before, after) == pytest.approx({"A": -0.02, "B": 0.05, "C": 0.1})
+    _, after = run.pair
+    moved = {line.score.client: line.change.value for line in client_lines(run)}
+    assert moved == pytest.approx({"A": -0.02, "B": 0.05, "C": 0.1})
+    assert [line.change.tone for line in client_lines(run)] == ["loss", "gain", "gain"]
     errors = record(*run.models, measure="rmse")
-    assert errors.gains(before, after) == pytest.approx({"A": 0.02, "B": -0.05, "C": -0.1})
+    assert [line.change.tone for line in client_lines(errors)] == ["gain", "loss", "loss"]
     assert (after.overall.mean, after.overall.worst_20) == pytest.approx((2.23 / 3, 0.6))
     assert after.overall.worst_client == "C"
 

@@ -23,20 +23,11 @@ from scaffpd.objectives.base import Objective
 
 # in the order of tables
 ALGORITHMS: dict[str, type[Algorithm]] = {
-    "FedAvg": FedAvg,
-    "FedProx": FedProx,
-    "FedOpt": FedOpt,
-    "Scaffold": Scaffold,
-    "ProxSkip": ProxSkip,
-    "AFL": AFL,
-    "DRFA": DRFA,
-    "QFFL": QFFL,
-    "DeltaFL": DeltaFL,
-    "MinimaxNewton": MinimaxNewton,
-    "MinimaxSums": MinimaxSums,
-    "ScaffPD": ScaffPD,
-    "SubspaceSaddle": SubspaceSaddle,
-    "Fair": Fair,
+    kind.__name__: kind
+    for kind in (
+        *(FedAvg, FedProx, FedOpt, Scaffold, ProxSkip, AFL, DRFA, QFFL, DeltaFL),
+        *(MinimaxNewton, MinimaxSums, ScaffPD, SubspaceSaddle, Fair),
+    )
 }
 
 

@@ -15,7 +15,7 @@ usually does better. Off the simplex λ_i/Σ λ_j takes the place of λ_i in the
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Self
+from typing import Self
 
 from torch import Tensor
 
@@ -45,28 +45,30 @@ class DualState(ServerState):
     dual_rate: float
 
 
+@dataclass(frozen=True)
 class DualMethod(LocalMethod[DualState]):
     """A method of plain local steps, whose server takes a proximal step for λ from their losses.
 
-    Attributes:
-        objective: (Λ, ψ).
-        server_rate: η_g.
-        dual_rate: γ of the step for λ; `None` for an automatic one.
+    The other arguments are those of `LocalMethod`; minibatches are of losses, too.
+
+    Args:
+        objective: (Λ, ψ); the published methods are for `Agnostic()`.
+        server_rate: η_g, the factor on the averaged update.
+        dual_rate: γ_λ; left out, 0.45/(K² η_g J η_ℓ) with K the coupling of x and λ at x⁰.
     """
 
-    questions: ClassVar[frozenset[str]] = frozenset({GRADIENTS, NORMS, LOSSES, UPDATES})
-    knobs: ClassVar[tuple[str, ...]] = ("local_rate", "dual_rate")
+    questions = frozenset({GRADIENTS, NORMS, LOSSES, UPDATES})
+    knobs = ("local_rate", "dual_rate")
 
-    objective: Objective
-    server_rate: float
-    dual_rate: float | None
+    objective: Objective = field(default_factory=Agnostic)
+    server_rate: float = field(default=1.0, kw_only=True)
+    dual_rate: float | None = field(default=None, kw_only=True)
 
     def asks(self, convex: bool = True) -> frozenset[str]:
         """Leave out gradients where the dual rate is given."""
         return self.questions - (frozenset() if self.dual_rate is None else {GRADIENTS, NORMS})
 
     def automatic(self, federation: Federation) -> dict[str, float]:
-        """Return the rates that are used where none are given."""
         rate = self._rate(federation)
         dual_rate = self._dual_rate(federation, federation.start(), rate)
         return {"local_rate": rate, "dual_rate": dual_rate}
@@ -85,7 +87,6 @@ class DualMethod(LocalMethod[DualState]):
         )
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> DualState:
-        """Let both players stand at (x⁰, λ⁰), λ⁰ the objective's prior."""
         self.objective.weights(len(federation.names))
         x, losses, _ = begin(federation, x0)
         self.objective.check(losses, federation.names)
@@ -107,22 +108,15 @@ class DualMethod(LocalMethod[DualState]):
 
 @dataclass(frozen=True)
 class AFL(DualMethod):
-    """AFL, for any objective; see `LocalMethod` for the other arguments.
+    """AFL, for any objective; see `DualMethod` for the arguments.
 
     Args:
-        objective: (Λ, ψ); AFL's own is `Agnostic()`.
         local_steps: J; 1 as published.
-        batch_size: samples per local gradient and per loss; `None` uses all of them.
-        server_rate: η_g.
-        dual_rate: γ_λ; left out, 0.45/(K² η_g J η_ℓ) with K the coupling of x and λ at x⁰.
     """
 
-    published: ClassVar[str] = "AFL"
+    published = "AFL"
 
-    objective: Objective = field(default_factory=Agnostic)
     local_steps: int = field(default=1, kw_only=True)
-    server_rate: float = field(default=1.0, kw_only=True)
-    dual_rate: float | None = field(default=None, kw_only=True)
 
     def releases(self, rounds: int) -> ReleaseCounts:
         """Count a loss and J local steps a round; the coupling at x⁰ has those of the first."""
@@ -138,7 +132,6 @@ class AFL(DualMethod):
         return {"AFL": cls(batch_size=batch_size), "AFL + local steps": several}
 
     def round(self, federation: Federation, state: DualState) -> DualState:
-        """Take one step of both players."""
         share = state.weights / (float(state.weights.sum()) or 1.0)
         key = (state.seed, state.rounds + 1, STEPS)
         losses = federation.losses(state.x, self.batch_size, key, alone=False)

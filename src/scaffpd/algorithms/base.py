@@ -7,7 +7,7 @@ An algorithm asks only for what its paper sends. The losses in a run's history a
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.errors import InputError, count, positive, unknown
+from scaffpd.errors import InputError, count, positive, real, unknown
 from scaffpd.federation import Federation, LocalPlan, Vector
 from scaffpd.federation.own_weights import OwnSums, OwnWeights
 from scaffpd.federation.plans import ReleaseCounts
@@ -60,36 +60,31 @@ MATRICES = "sums of d² numbers"
 MEMORY = "vectors that clients store from round to round"
 
 WEIGHTS = ("samples", "uniform")
+# Where a setting may lie, and how that is said of its name (`Algorithm.ranges`).
+Range = tuple[Callable[[float], bool], str]
+NOT_NEGATIVE: Range = (lambda v: 0 <= v < np.inf, "{} >= 0 and finite")
+PART: Range = (lambda v: 0 < v <= 1, "0 < {} <= 1")
+BELOW_ONE: Range = (lambda v: 0 <= v < 1, "0 <= {} < 1")
+
 POSITIVE = ("local_rate", "server_rate", "dual_rate")
 COUNTS = ("local_steps", "batch_size", "clients_per_round", "pairs")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunState:
-    """State of an algorithm between two rounds; a checkpoint holds the state and nothing else.
-
-    Attributes:
-        x: the model.
-        weights: the weight of every client, λ or that of the last step.
-        losses: f_i(x); NaN where a method that does not need them has not looked them up.
-        rounds: rounds made; one whose step was rejected counts.
-        seed: seeds all randomness of the run.
-        certificate: the proven gap of (x, weights); +∞ where nothing is proven.
-        floor: the part of it that is rounding.
-        accepted: whether the round's step was taken.
-        looks: whether losses that are for the history alone are looked up after every round.
-    """
+    """State of an algorithm between two rounds; a checkpoint holds the state and nothing else."""
 
     shows_losses: ClassVar[bool] = True  # whether `losses` and `weights` are known to anybody
 
-    x: Tensor
-    weights: Vector
-    losses: Vector
-    rounds: int = 0
-    seed: int
-    certificate: float = np.inf
-    floor: float = np.inf
-    accepted: bool = True
+    x: Tensor  # the model
+    weights: Vector  # the weight of every client, λ or that of the last step
+    losses: Vector  # f_i(x); NaN where a method that does not need them has not looked them up
+    rounds: int = 0  # rounds made; one whose step was rejected counts
+    seed: int  # seeds all randomness of the run
+    certificate: float = np.inf  # the proven gap of (x, weights); +∞ where nothing is proven
+    floor: float = np.inf  # the part of it that is rounding
+    accepted: bool = True  # whether the round's step was taken
+    # whether losses that are for the history alone are looked up after every round
     looks: bool = field(default=True, metadata={"transient": True})
 
 
@@ -117,6 +112,7 @@ class Algorithm(Generic[S]):
         knobs: rates that `compare` may tune; `automatic` has those that are left out.
         strengths: settings that say how fair the result is, which `compare` may tune as well.
         tolerance: by what share of its size a point may differ between the processors of silos.
+        ranges: of settings that only it has.
     """
 
     published: ClassVar[str] = ""
@@ -127,6 +123,7 @@ class Algorithm(Generic[S]):
     knobs: ClassVar[tuple[str, ...]] = ()
     strengths: ClassVar[tuple[str, ...]] = ()
     tolerance: ClassVar[float] = 1e-6
+    ranges: ClassVar[tuple[tuple[str, Range], ...]] = ()
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -199,9 +196,9 @@ class Algorithm(Generic[S]):
         cls, objective: Objective, local_steps: int, batch_size: int | None
     ) -> dict[str, Self]:
         """Return what `compare` runs, by label: the algorithm with the settings that it takes."""
-        takes: dict[str, Any] = {"local_steps": local_steps, "batch_size": batch_size}
+        takes = {"local_steps": local_steps, "batch_size": batch_size}
         known = inspect.signature(cls).parameters
-        given = {name: value for name, value in takes.items() if name in known}
+        given: dict[str, object] = {name: one for name, one in takes.items() if name in known}
         own = {"objective": objective} if cls.needs_objective() else {}
         return {cls.published or cls.__name__: cls(**own, **given)}
 
@@ -236,7 +233,7 @@ class LocalMethod(Algorithm[Local], Generic[Local]):
             place of L_i.
     """
 
-    questions: ClassVar[frozenset[str]] = frozenset({UPDATES})
+    questions = frozenset({UPDATES})
     knobs: ClassVar[tuple[str, ...]] = ("local_rate",)
 
     local_steps: int = 10
@@ -244,7 +241,6 @@ class LocalMethod(Algorithm[Local], Generic[Local]):
     local_rate: float | None = None
 
     def automatic(self, federation: Federation) -> dict[str, float]:
-        """Return the rate that is used where none is given."""
         return {"local_rate": self._safe_rate(federation)}
 
     def releases(self, rounds: int) -> ReleaseCounts:
@@ -284,17 +280,12 @@ class AveragingMethod(LocalMethod[Averaged], Generic[Averaged]):
     weights: str = "samples"
 
     def _begin(self, federation: Federation, seed: int, x0: Tensor | None) -> AveragingState:
-        """Return what every state has before the first round."""
         x, losses, samples = begin(federation, x0)
         check_participation(self, self.clients_per_round, federation)
         prior = client_weights(self.weights, samples)
+        rate = self._rate(federation)
         return AveragingState(
-            x=x,
-            weights=prior,
-            prior=prior,
-            losses=losses,
-            seed=seed,
-            local_rate=self._rate(federation),
+            x=x, weights=prior, prior=prior, losses=losses, seed=seed, local_rate=rate
         )
 
     def _participants(self, state: AveragingState) -> tuple[NDArray[np.int64], Vector]:
@@ -352,6 +343,11 @@ def check_settings(method: Algorithm) -> None:
             positive(owner, name, value)
         if name in COUNTS:
             count(owner, name, value)
+        for inside, words in (own for setting, own in method.ranges if setting == name):
+            if not inside(real(owner, name, value)):
+                raise InputError(
+                    "setting-out-of-range", f"{owner} needs {words.format(name)}, got {value!r}."
+                )
         if name == "weights" and value not in WEIGHTS:
             raise unknown("weights", value, WEIGHTS)
         if name == "objective" and not isinstance(value, Objective):
@@ -359,14 +355,6 @@ def check_settings(method: Algorithm) -> None:
                 "not-an-objective",
                 f"{owner} needs an objective such as ChiSquare(rho=0.1), got {value!r}.",
             )
-
-
-def check_range(method: Algorithm, inside: bool, words: str, value: float) -> None:
-    """Refuse a setting outside its range, which `words` describe."""
-    if not inside:
-        raise InputError(
-            "setting-out-of-range", f"{type(method).__name__} needs {words}, got {value!r}."
-        )
 
 
 def check_participation(method: Algorithm, chosen: int | None, federation: Federation) -> None:

@@ -73,7 +73,6 @@ class Climb(ABC):
         """Find the modes and what follows from them, from those before."""
 
     def started(self, families: Families) -> Self:
-        """Begin with other families."""
         self.families = families.copy()
         self.answer()
         return self

@@ -15,13 +15,11 @@ It aims at the superquantile (CVaR) of the losses; θ = 1 is FedAvg.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
-from scaffpd.algorithms.base import LOSSES, UPDATES, AveragingState, check_range
+from scaffpd.algorithms.base import LOSSES, PART, UPDATES, AveragingState
 from scaffpd.algorithms.fed_avg import FedAvg
-from scaffpd.errors import real
 from scaffpd.federation import Federation, Vector
 
 TIE = 1e-6  # losses that differ by less than this share are equal: single precision has 1e-7
@@ -36,16 +34,12 @@ class DeltaFL(FedAvg):
             usually one more than a share θ of them.
     """
 
-    published: ClassVar[str] = "Δ-FL"
-    questions: ClassVar[frozenset[str]] = frozenset({LOSSES, UPDATES})
-    strengths: ClassVar[tuple[str, ...]] = ("tail",)
+    published = "Δ-FL"
+    questions = frozenset({LOSSES, UPDATES})
+    strengths = ("tail",)
+    ranges = (("tail", PART),)
 
     tail: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        tail = real(type(self).__name__, "tail", self.tail)
-        check_range(self, 0 < tail <= 1, "0 < tail <= 1", self.tail)
 
     def round(self, federation: Federation, state: AveragingState) -> AveragingState:
         """Ask some clients for losses, and take FedAvg's step among those that are served worst."""

@@ -19,7 +19,6 @@ place of λ_i.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,35 +28,25 @@ from scaffpd.algorithms.afl import DualMethod, DualState
 from scaffpd.algorithms.base import CLIENTS, SNAPSHOT, check_participation, moved
 from scaffpd.algorithms.minimax import dual_step
 from scaffpd.federation import Federation, Vector
-from scaffpd.objectives import Agnostic
-from scaffpd.objectives.base import Objective
 
 PLACE = 0  # purpose of a round's random numbers: the minibatches of losses
 
 
 @dataclass(frozen=True)
 class DRFA(DualMethod):
-    """DRFA, for any objective; see `LocalMethod` for the other arguments.
+    """DRFA, and with a penalty DRFA-Prox; see `DualMethod` for the other arguments, J being τ.
 
     Args:
-        objective: (Λ, ψ); DRFA's own is `Agnostic()`, with a penalty it is DRFA-Prox.
-        local_steps: τ.
-        batch_size: samples per local gradient and per loss; `None` uses all of them.
-        server_rate: the factor on the averaged update; 1 as published.
         clients_per_round: m; `None` lets everybody take part, with weights λ in place of draws.
-        dual_rate: γ; left out, 0.45/(K² η_ℓ η_g τ²) with K the coupling of x and λ at x⁰.
+        dual_rate: γ; left out, 0.45/(K² η_ℓ η_g τ²).
     """
 
-    published: ClassVar[str] = "DRFA"
-    questions: ClassVar[frozenset[str]] = DualMethod.questions | {SNAPSHOT}
+    published = "DRFA"
+    questions = DualMethod.questions | {SNAPSHOT}
 
-    objective: Objective = field(default_factory=Agnostic)
-    server_rate: float = field(default=1.0, kw_only=True)
     clients_per_round: int | None = field(default=None, kw_only=True)
-    dual_rate: float | None = field(default=None, kw_only=True)
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> DualState:
-        """Start from the objective's prior."""
         check_participation(self, self.clients_per_round, federation)
         return super().init(federation, seed, x0)
 

@@ -32,6 +32,7 @@ from scaffpd.descent import newton
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, Vector
 from scaffpd.federation.modes import ModesAt, ModeSpread
+from scaffpd.numbers import aligned
 
 INTERCEPT = "intercept"
 TOLERANCE = 0.02
@@ -55,31 +56,20 @@ class Prior:
 
 @dataclass(frozen=True)
 class Strengths:
-    """Strengths that the data set themselves.
+    """Strengths that the data set themselves."""
 
-    Attributes:
-        groups: the group of every feature, the intercept's last.
-        tau: τ_j, the variance of a coefficient between clients; 0 if they share it.
-        omega: ω_j, the variance of the shared coefficients around 0.
-        sigma2: σ² of squared loss, else 1.
-        l2: ridge per feature, as `Linear` takes it.
-        strength: κ per feature, as `Personal` takes it; infinite for shared coefficients.
-        evidence: log evidence in nats.
-        x: the shared coefficients at the mode.
-        freedom: degrees of freedom of every feature's differences between clients.
-        rounds: rounds of the fixed point.
-    """
-
-    groups: tuple[str, ...]
-    tau: Vector
-    omega: Vector
-    sigma2: float
-    l2: Vector = field(repr=False)
+    groups: tuple[str, ...]  # the group of every feature, the intercept's last
+    tau: Vector  # τ_j, the variance of a coefficient between clients; 0 if they share it
+    omega: Vector  # ω_j, the variance of the shared coefficients around 0
+    sigma2: float  # σ² of squared loss, else 1
+    l2: Vector = field(repr=False)  # ridge per feature, as `Linear` takes it
+    # κ per feature, as `Personal` takes it; infinite for shared coefficients
     strength: Vector = field(repr=False)
-    evidence: float
-    x: Tensor = field(repr=False)
+    evidence: float  # log evidence in nats
+    x: Tensor = field(repr=False)  # the shared coefficients at the mode
+    # degrees of freedom of every feature's differences between clients
     freedom: Vector = field(repr=False)
-    rounds: int
+    rounds: int  # rounds of the fixed point
 
     def table(self) -> list[tuple[str, int, float, float, float]]:
         """Return for every group its number of features, the root mean square of x, √τ, and the
@@ -90,19 +80,18 @@ class Strengths:
         rows = []
         for name in dict.fromkeys(self.groups):
             own = names == name
-            rms = float(np.sqrt(np.mean(size[own] ** 2)))
-            spread = float(np.sqrt(np.mean(self.tau[own])))
+            rms, spread = (float(np.sqrt(np.mean(v[own]))) for v in (size**2, self.tau))
             rows.append((name, int(own.sum()), rms, spread, float(self.freedom[own].sum())))
         return sorted(rows, key=lambda row: -row[4])
 
     def __str__(self) -> str:
         """Write which groups of columns differ between clients, and by how much."""
-        width = max(len("columns"), *(len(name) for name in self.groups))
-        lines = [f"{'columns':{width}}  number  typical size  typical difference between clients"]
-        for name, number, size, spread, _ in self.table():
-            between = "shared" if spread == 0 else f"{spread:.3g}"
-            lines.append(f"{name:{width}}  {number:6d}  {size:12.3g}  {between:>10}")
-        return "\n".join(lines)
+        heads = ["columns", "number", "typical size", "typical difference between clients"]
+        rows = [
+            [name, str(number), f"{size:.3g}", f"{spread:.3g}" if spread else "shared"]
+            for name, number, size, spread, _ in self.table()
+        ]
+        return "\n".join(aligned([heads, *rows]))
 
 
 @dataclass(frozen=True)
@@ -220,7 +209,6 @@ class Evidence:
         return question, (value.tolist(), gradient.view_as(x), (Q + Q.mT) / 2)
 
     def at(self, prior: Prior, x: Tensor, start: ModesAt | None = None) -> _Point:
-        """Evaluate at x."""
         question, ((total, determinants, n), gradient, Q) = self.ask(prior, x, start)
         omega = self._rows(prior.omega)[:, None]
         root = omega.sqrt()
@@ -291,7 +279,6 @@ class _Shared(Climb):
         return other.started(np.where(own, single, self.families))
 
     def answer(self) -> None:
-        """Ask the clients."""
         tau, omega = np.split(self.variances[0], 2)
         prior = Prior(tau, omega, float(self.scale[0]))
         self.point = point = self.problem.mode(prior, self.x, self.question)
@@ -313,23 +300,7 @@ def strengths(
     worth: float = WORTH,
     tol: float = TOLERANCE,
 ) -> Strengths:
-    """Find τ_g, ω_g and σ² by restricted maximum evidence.
-
-    All groups but the intercept first have one τ and one ω, in units of what a group can explain. A
-    ω per group, and then a τ per group, take their place where they gain more than a nat per
-    variance: with few clients or few rows a variance per column follows the noise
-    (`benchmarks/strengths.py`).
-
-    Args:
-        federation: clients with a linear model; its own l2 and strength do not matter.
-        groups: the group of every feature, the intercept's last.
-        loss: the model's loss.
-        l2: numbers per feature that are given and stay; `None` or NaN: by evidence.
-        strength: the same for κ; infinite for one model for all.
-        flat: groups whose shared coefficients are not shrunk.
-        worth: nats that an additional variance has to gain.
-        tol: gain of evidence, in nats a round, at which to stop.
-    """
+    """Find τ_g, ω_g and σ² by restricted maximum evidence; see `climbed`."""
     return climbed(Evidence(federation, groups, loss), l2, strength, flat, tol, worth)[0]
 
 
@@ -341,7 +312,21 @@ def climbed(
     tol: float = TOLERANCE,
     worth: float = WORTH,
 ) -> tuple[Strengths, _Point]:
-    """Return the strengths, and the answers there."""
+    """Return the strengths, and the answers there.
+
+    All groups but the intercept first have one τ and one ω, in units of what a group can explain. A
+    ω per group, and then a τ per group, take their place where they gain more than a nat per
+    variance: with few clients or few rows a variance per column follows the noise
+    (`benchmarks/strengths.py`).
+
+    Args:
+        problem: clients with a linear model; its own l2 and strength do not matter.
+        l2: numbers per feature that are given and stay; `None` or NaN: by evidence.
+        strength: the same for κ; infinite for one model for all.
+        flat: groups whose shared coefficients are not shrunk.
+        tol: gain of evidence, in nats a round, at which to stop.
+        worth: nats that an additional variance has to gain.
+    """
     groups = problem.groups
     scale = 2 * problem.noise if problem.squared else 1.0
     given = [np.full(len(groups), np.nan) if v is None else np.array(v) for v in (strength, l2)]
@@ -374,21 +359,17 @@ def climbed(
             if other.evidence[0] - best.evidence[0] > worth * more[side]:
                 best = other
     best.run(tol)
-    return _described(problem, best), best.point
-
-
-def _described(problem: Evidence, climb: _Shared) -> Strengths:
-    point = climb.point
-    prior = point.prior
-    return Strengths(
-        problem.groups,
+    prior = best.point.prior
+    found = Strengths(
+        groups,
         prior.tau,
         prior.omega,
         prior.scale / 2 if problem.squared else 1.0,
         prior.scale / (problem.n * prior.omega),
         np.divide(prior.scale, prior.tau, np.full_like(prior.tau, np.inf), where=prior.tau > 0),
-        point.evidence,
-        climb.x.flatten(),
-        climb.freedom[0, : len(problem.groups)],
-        climb.rounds,
+        best.point.evidence,
+        best.x.flatten(),
+        best.freedom[0, : len(groups)],
+        best.rounds,
     )
+    return found, best.point

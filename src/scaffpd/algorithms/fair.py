@@ -16,16 +16,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
-from scaffpd.algorithms.base import (
-    CONVEX,
-    EXACT,
-    MATRICES,
-    SLOPES,
-    VECTORS,
-    Algorithm,
-)
+from scaffpd.algorithms.base import CONVEX, EXACT, MATRICES, SLOPES, VECTORS, Algorithm
 from scaffpd.algorithms.minimax_newton import MinimaxNewton
 from scaffpd.algorithms.scaff_pd import ScaffPD
 from scaffpd.algorithms.steps import Auto, Fixed
@@ -52,9 +44,9 @@ class Fair(Algorithm):
         batch_size: samples per local gradient; left out, all of them, and 32 for networks.
     """
 
-    questions: ClassVar[frozenset[str]] = SubspaceSaddle.questions | ScaffPD.questions
-    asks_losses: ClassVar[bool] = True
-    proves: ClassVar[bool] = True
+    questions = SubspaceSaddle.questions | ScaffPD.questions
+    asks_losses = True
+    proves = True
 
     objective: Objective
     local_steps: int | None = None
@@ -65,34 +57,28 @@ class Fair(Algorithm):
         return ScaffPD(self.objective, self.local_steps or STEPS, self.batch_size).asks(convex)
 
     def choice(self, federation: Federation) -> Algorithm:
-        """Return the method for this federation."""
-        known = federation.constants()
-        offered = self._offered(federation, known)
-        for method in (MinimaxNewton, SubspaceSaddle):
-            if method.needs <= offered:
-                return method(self.objective)
-        return self._scaff_pd(known)
+        return self._chosen(federation)[0]
 
     def reason(self, federation: Federation) -> str:
-        """Say which method it is, and why."""
+        return f"Solved by {self._chosen(federation)[1]}."
+
+    def _chosen(self, federation: Federation) -> tuple[Algorithm, str]:
         known = federation.constants()
         offered = self._offered(federation, known)
         if MinimaxNewton.needs <= offered:
-            named = "the minimax Newton method"
             why = "the losses are convex, gradients are full, and a Hessian is affordable"
-        elif SubspaceSaddle.needs <= offered:
-            named = "the subspace saddle method"
+            return MinimaxNewton(self.objective), f"the minimax Newton method: {why}"
+        if SubspaceSaddle.needs <= offered:
             why = "the losses are convex and gradients are full"
-        else:
-            named = "Scaff-PD"
-            why = "clients answer no questions about curvature"
-            if known.noisy:
-                why = "losses and gradients carry noise, for privacy"
-            elif CONVEX not in offered:
-                why = "the losses are not known to be convex"
-            elif EXACT not in offered:
-                why = "local gradients are of minibatches"
-        return f"Solved by {named}: {why}."
+            return SubspaceSaddle(self.objective), f"the subspace saddle method: {why}"
+        why = "clients answer no questions about curvature"
+        if known.noisy:
+            why = "losses and gradients carry noise, for privacy"
+        elif CONVEX not in offered:
+            why = "the losses are not known to be convex"
+        elif EXACT not in offered:
+            why = "local gradients are of minibatches"
+        return self._scaff_pd(known), f"Scaff-PD: {why}"
 
     def releases(self, rounds: int) -> ReleaseCounts:
         """Count those of Scaff-PD, which is the choice where there is noise."""

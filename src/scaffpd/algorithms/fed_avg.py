@@ -14,7 +14,6 @@ optimum (client drift).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,12 +27,11 @@ from scaffpd.federation import Federation, Vector
 class FedAvg(AveragingMethod[AveragingState]):
     """FedAvg; see `AveragingMethod` for the arguments."""
 
-    published: ClassVar[str] = "FedAvg"
+    published = "FedAvg"
 
     def init(
         self, federation: Federation, seed: int = 0, x0: Tensor | None = None
     ) -> AveragingState:
-        """Look up the rate and the weights; nothing else is needed."""
         return self._begin(federation, seed, x0)
 
     def round(self, federation: Federation, state: AveragingState) -> AveragingState:

@@ -20,13 +20,12 @@ m = 0 and v = τ² at the start, and neither is corrected for it, as in the pape
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from scaffpd.algorithms.base import AveragingMethod, AveragingState, check_range, moved
-from scaffpd.errors import positive, real, unknown
+from scaffpd.algorithms.base import BELOW_ONE, AveragingMethod, AveragingState, moved
+from scaffpd.errors import positive, unknown
 from scaffpd.federation import Federation
 
 OPTIMIZERS = ("momentum", "adagrad", "adam", "yogi")
@@ -52,7 +51,8 @@ class FedOpt(AveragingMethod[FedOptState]):
         adaptivity: τ > 0: entries whose updates are smaller than it are slowed down.
     """
 
-    published: ClassVar[str] = "FedOpt"
+    published = "FedOpt"
+    ranges = (("momentum", BELOW_ONE), ("second_momentum", BELOW_ONE))
 
     optimizer: str = "adam"
     server_rate: float = 0.1
@@ -64,13 +64,9 @@ class FedOpt(AveragingMethod[FedOptState]):
         super().__post_init__()
         if self.optimizer not in OPTIMIZERS:
             raise unknown("optimizer", self.optimizer, OPTIMIZERS)
-        for name in ("momentum", "second_momentum"):
-            value = real(type(self).__name__, name, getattr(self, name))
-            check_range(self, 0 <= value < 1, f"0 <= {name} < 1", value)
         positive(type(self).__name__, "adaptivity", self.adaptivity)
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> FedOptState:
-        """Begin as FedAvg does."""
         state = self._begin(federation, seed, x0)
         second = torch.full_like(state.x, self.adaptivity**2)
         return FedOptState(**vars(state), momentum=torch.zeros_like(state.x), second=second)
@@ -92,7 +88,6 @@ class FedOpt(AveragingMethod[FedOptState]):
         return moved(federation, state, state.x + self.server_rate * step, weights)
 
     def _variance(self, v: Tensor, squares: Tensor) -> Tensor:
-        """Return the new v."""
         if self.optimizer == "adagrad":
             return v + squares
         if self.optimizer == "adam":

@@ -14,13 +14,9 @@ nothing but μ.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
-import numpy as np
-
-from scaffpd.algorithms.base import AveragingState, check_range
+from scaffpd.algorithms.base import NOT_NEGATIVE, AveragingState
 from scaffpd.algorithms.fed_avg import FedAvg
-from scaffpd.errors import real
 from scaffpd.federation import Federation, LocalPlan
 
 
@@ -33,15 +29,11 @@ class FedProx(FedAvg):
         local_rate: left out, 1/(max_i L_i + μ).
     """
 
-    published: ClassVar[str] = "FedProx"
-    strengths: ClassVar[tuple[str, ...]] = ("mu",)
+    published = "FedProx"
+    strengths = ("mu",)
+    ranges = (("mu", NOT_NEGATIVE),)
 
     mu: float = 0.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        mu = real(type(self).__name__, "mu", self.mu)
-        check_range(self, 0 <= mu < np.inf, "mu >= 0 and finite", self.mu)
 
     def _safe_rate(self, federation: Federation) -> float:
         """Return one over the smoothness of h_i."""

@@ -25,18 +25,9 @@ g = ‖Σ λ_i ĉ_i‖
     F(x) − min F ≤ [ support(L̂ + e) − ⟨L̂ − e, λ⟩ + ψ(λ) ]
                    + (g + Σ λ_i ε_i)² / (2 Σ λ_i μ_i) + a,
 
-where a bounds the arithmetic of the server. Theorem: the certificate is at least F(x) − min F for
-the model's losses on the data, x and l2 as they are stored, exactly, if
-
-* every addition, multiplication, division, square root and fused multiply-add in double precision
-  errs by at most u = 2⁻⁵³ of its result, or by 2⁻¹⁰²² if that underflows, for sums in any order;
-* exp, log, log1p, expm1 and powers err by at most 4 units in the last place;
-* in single precision on a GPU the same holds with u = 2⁻²⁴, and a matrix unit that adds n products
-  of halves errs by at most 17n/16 · 2⁻²³ times the sum of their sizes.
-
-Nothing is assumed about the sizes or the signs of the numbers, about their errors being random, or
-about the accuracy of any iterative method or decomposition: maxima come from weak duality, where
-every multiplier proves a bound, and decompositions are multiplied out again. On the simplex the
+where a bounds the arithmetic of the server. docs/mathematics.md has the theorem, and what it
+assumes of a computer: nothing about the sizes or signs of numbers, or the accuracy of any iterative
+method, for maxima come from weak duality, where every multiplier proves a bound. On the simplex the
 weights are λ/Σλ and the prior is p/Σp; where rounding has left λ outside Λ by a share η, the bound
 grows by η F, for losses that are not negative.
 """
@@ -45,7 +36,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Generic, NamedTuple, SupportsFloat, TypeVar
+from typing import Generic, NamedTuple, SupportsFloat, TypeVar
 
 import numpy as np
 import torch
@@ -72,22 +63,14 @@ NEAR = 1e-6  # σ of a prox that is all but a projection
 
 @dataclass(frozen=True, kw_only=True)
 class MinimaxState(RunState):
-    """Adds what a certificate is computed from.
-
-    Attributes:
-        constants: L_i and μ_i.
-    """
+    """Adds what a certificate is computed from: L_i and μ_i."""
 
     constants: Constants
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnsweredState(MinimaxState):
-    """Adds the clients' answers at x, which are not on disk.
-
-    Attributes:
-        at: the answers; asked for anew when a run is resumed.
-    """
+    """Adds the clients' answers at x, which are asked for anew when a run is resumed."""
 
     at: Gradients = field(repr=False, metadata={"transient": True})
 
@@ -104,18 +87,16 @@ class MinimaxMethod(Algorithm[Proven], Generic[Proven]):
         objective: (Λ, ψ), such as `ChiSquare(rho=0.1)`.
     """
 
-    questions: ClassVar[frozenset[str]] = frozenset({GRADIENTS})
-    proves: ClassVar[bool] = True
+    questions = frozenset({GRADIENTS})
+    proves = True
 
     objective: Objective
 
     @property
     def exact(self) -> bool:
-        """Return whether losses and gradients are over all samples, as a certificate needs."""
         return True
 
     def uncertified(self, state: Proven) -> str | None:
-        """Say why nothing is proven about the result, or return `None`."""
         constants = state.constants
         if constants.noisy:
             return "losses and gradients carry noise, for privacy."
@@ -128,7 +109,6 @@ class MinimaxMethod(Algorithm[Proven], Generic[Proven]):
         return None
 
     def _ask(self, federation: Federation, x: Tensor, seed: int, r: int) -> Gradients:
-        """Ask the clients for their answers at x, for round r."""
         return federation.gradients(x)
 
     def _open(
@@ -151,15 +131,14 @@ class MinimaxMethod(Algorithm[Proven], Generic[Proven]):
 
         Clients answered `at`, and c is Σ λ_i c_i, if known.
         """
-        if self.uncertified(state):
-            return replace(state, certificate=np.inf, floor=np.inf)
-        proof = self._proof(state.constants, state.losses, state.weights, at, c)
+        proof = NOTHING
+        if not self.uncertified(state):
+            proof = self._proof(state.constants, state.losses, state.weights, at, c)
         return replace(state, certificate=proof.gap, floor=proof.floor)
 
     def _proof(
         self, constants: Constants, losses: Vector, weights: Vector, at: Gradients, c: Tensor | None
     ) -> Certificate:
-        """Return what is proven about the (x, λ) of these answers."""
         c = at.sum(weights) if c is None else c
         rounding = at.rounding  # after the sum, whose own rounding is part of it
         short = shrinkage(constants, weights)
@@ -205,19 +184,12 @@ def dual_step(objective: Objective, s: Vector, weights: Vector, rate: float) -> 
 
 @dataclass(frozen=True)
 class Certificate:
-    """A proven bound and its two parts.
+    """A proven bound and its two parts."""
 
-    Attributes:
-        gap: upper bound on the duality gap; +∞ if nothing is proven.
-        dual: how much another λ ∈ Λ would raise the objective at this x.
-        primal: how much another x could lower it at this λ.
-        floor: possible contribution of rounding; no certificate can be smaller.
-    """
-
-    gap: float
-    dual: float
-    primal: float
-    floor: float
+    gap: float  # upper bound on the duality gap; +∞ if nothing is proven
+    dual: float  # how much another λ ∈ Λ would raise the objective at this x
+    primal: float  # how much another x could lower it at this λ
+    floor: float  # possible contribution of rounding; no certificate can be smaller
 
 
 NOTHING = Certificate(np.inf, np.inf, np.inf, np.inf)
@@ -235,12 +207,11 @@ def certify(
 
     Args:
         objective: (Λ, ψ).
-        losses: L_i = f_i(x).
+        losses: L_i.
         weights: λ.
-        gradient: ‖Σ λ_i ∇f_i(x)‖, each entry times its `shrinkage`, see `length`; a GPU is waited
-            for only at the end.
+        gradient: what `length` returns; a GPU is waited for only at the end.
         strong_convexity: μ_i.
-        rounding: bounds on the rounding errors of each L_i and of each ∇f_i(x), in norm.
+        rounding: e_i and ε_i.
     """
     if not all(bool(np.all(np.isfinite(bounds))) for bounds in rounding):
         return NOTHING  # a silo does not answer
@@ -287,15 +258,10 @@ def _dual(objective: Objective, losses: Vector, weights: Vector, e: Vector) -> t
 
 
 class Shrinkage(NamedTuple):
-    """How gradients and their errors count in the metric D; see "Ridges".
+    """How gradients and their errors count in the metric D; see "Ridges"."""
 
-    Attributes:
-        factors: √(Σ λ_i μ_i / D_j) ≤ 1 of every coordinate.
-        errors: the most that √(ridge_j / min ridge) of them is, for errors in that metric.
-    """
-
-    factors: Vector | float
-    errors: float
+    factors: Vector | float  # √(Σ λ_i μ_i / D_j) ≤ 1 of every coordinate
+    errors: float  # the most that √(ridge_j / min ridge) of them is, for errors in that metric
 
 
 def shrinkage(constants: Constants, weights: Vector) -> Shrinkage:

@@ -22,25 +22,16 @@ and there are at most 10⁷, the server sees every H_i, and the model is
 which saves a round or two. Squared losses are their own models: H_i comes up once, and one round
 solves the problem for any Λ.
 
-**It cannot stall.** D is at least l2, so that from some δ on the model lies above F(x + ·): F falls
-by the promise and the step is taken. With δ that large, D ≤ ℓI, and x* the optimum, trying
-p = t(x* − x) in the model shows that on the simplex the promise is at least
-
-    max_{0≤t≤1} t (F(x) − F*) − ½ t² (1 + δ) ℓ ‖x − x*‖²  ≥  ½ min(1, μ/(2(1 + δ)ℓ)) (F(x) − F*),
-
-for F is μ-strongly convex: F falls linearly from any start, for any Λ. Few steps are taken because
-they halve the lowest certificate so far. In the end, with δ = 0, the certificate falls with order
-3/2 with single Hessians, and is of second order in the step with their sum
-(docs/subspace-saddle.md).
-
-No secure sums are possible: the server sees every c_i. The work of a round is that of H and of its
-Cholesky decomposition, d times a pass over the rows and d³/3.
+From some δ on the model lies above F(x + ·), for D is at least l2: F falls linearly from any start,
+for any Λ, and the certificate in the end with order 3/2 (docs/subspace-saddle.md, Theorems 1, 4 and
+5). No secure sums are possible: the server sees every c_i. The work of a round is d times a pass
+over the rows, for H, and d³/3 for its Cholesky decomposition.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -65,7 +56,7 @@ from scaffpd.algorithms.minimax import (
     asked_again,
     nearest,
 )
-from scaffpd.algorithms.saddle import Matrix, factor, solve_quadratics, solve_saddle
+from scaffpd.algorithms.saddle import Matrix, factor, level_of, solve_quadratics, solve_saddle
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, Vector
 from scaffpd.objectives.base import EPSILON, LARGEST, LEAST
@@ -88,38 +79,23 @@ COARSE = 1e-3
 
 
 class Step(NamedTuple):
-    """Saddle point of a model.
+    """Saddle point of a model."""
 
-    Attributes:
-        p: the step.
-        weights: λ⁺.
-        value: of the model, an upper bound.
-        bend: pᵀDp, times Σ λ⁺_i.
-    """
-
-    p: Vector
-    weights: Vector
-    value: float
-    bend: float
+    p: Vector  # the step
+    weights: Vector  # λ⁺
+    value: float  # of the model, an upper bound
+    bend: float  # pᵀDp, times Σ λ⁺_i
 
 
 @dataclass(frozen=True, kw_only=True)
 class MinimaxNewtonState(AnsweredState):
-    """A state of the method; `weights` are λ of the last model, and of the certificate.
+    """`weights` are λ of the last model, and of the certificate."""
 
-    Attributes:
-        gradients: the c_i at x, (N, d).
-        damping: δ.
-        promise: what the last model promised.
-        lowest: the lowest certificate of earlier points.
-        hessian: H, (d, d), or all H_i, (N, d, d), where they have been asked for at x or are
-            constant.
-    """
-
-    gradients: Tensor
-    damping: float = 0.0
-    promise: float = np.inf
-    lowest: float = np.inf
+    gradients: Tensor  # the c_i at x, (N, d)
+    damping: float = 0.0  # δ
+    promise: float = np.inf  # what the last model promised
+    lowest: float = np.inf  # the lowest certificate of earlier points
+    # H, (d, d), or all H_i, (N, d, d), where they have been asked for at x or are constant
     hessian: Tensor | None = field(default=None, repr=False, metadata={"transient": True})
 
 
@@ -127,20 +103,17 @@ class MinimaxNewtonState(AnsweredState):
 class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
     """The minimax Newton method, without anything to tune.
 
-    The server sees every client's gradient, and a sum of Hessians or, where they are small, each.
-
     Args:
         objective: (Λ, ψ), such as `ChiSquare(rho=0.1)`.
     """
 
-    published: ClassVar[str] = "Minimax Newton"
-    questions: ClassVar[frozenset[str]] = frozenset({GRADIENTS, HESSIAN})
-    needs: ClassVar[frozenset[str]] = frozenset({CONVEX, EXACT, SLOPES, VECTORS, MATRICES})
+    published = "Minimax Newton"
+    questions = frozenset({GRADIENTS, HESSIAN})
+    needs = frozenset({CONVEX, EXACT, SLOPES, VECTORS, MATRICES})
 
     def init(
         self, federation: Federation, seed: int = 0, x0: Tensor | None = None
     ) -> MinimaxNewtonState:
-        """Ask the clients at x⁰."""
         x, constants, at = self._open(federation, x0)
         if not constants.convex:
             raise InputError(
@@ -182,10 +155,7 @@ class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
         step = self._step(state, H)
         x = state.x + torch.from_numpy(step.p).to(state.x)
         at = federation.gradients(x)
-        # On the simplex a common shift of all losses changes nothing but the rounding.
-        level = 0.0
-        if self.objective.simplex:
-            level = float(step.weights @ state.losses / step.weights.sum())
+        level = level_of(self.objective, step.weights, state.losses)
         before = self.objective._support(state.losses - level)
         promised = max(before - (step.value - level), 0.0)
         # With δ = `unit`, the damping ½δpᵀDp takes back half of the promise.
@@ -200,15 +170,9 @@ class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
             c = mixed(gradients, step.weights)
             proof = self._proof(state.constants, at.losses, step.weights, at, c)
             taken = gained >= TAKEN * promised - slack or proof.gap < 0.5 * lowest
+        state = replace(state, rounds=state.rounds + 1, accepted=bool(taken), promise=promised)
         if not taken:
-            return replace(
-                state,
-                rounds=state.rounds + 1,
-                accepted=False,
-                hessian=H,
-                promise=promised,
-                damping=max(4 * state.damping, unit),
-            )
+            return replace(state, hessian=H, damping=max(4 * state.damping, unit))
         damping = state.damping
         if gained >= GOOD * promised:
             damping = damping / 4 if damping > NOTHING * unit else 0.0
@@ -219,13 +183,10 @@ class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
             losses=at.losses,
             gradients=gradients,
             at=at,
-            rounds=state.rounds + 1,
-            accepted=True,
             certificate=proof.gap,
             floor=proof.floor,
             lowest=lowest,
             hessian=H if self._constant(state) else None,
-            promise=promised,
             damping=damping,
         )
 
@@ -290,7 +251,6 @@ class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
         return Step(unit * found.z, found.weights, found.value, bend)
 
     def _proven(self, state: MinimaxNewtonState) -> MinimaxNewtonState:
-        """Return the state with the certificate of its λ."""
         return self._certified(state, state.at, mixed(state.gradients, state.weights))
 
 

@@ -15,7 +15,6 @@ steps, 1/p on average. 1/p = √κ balances the two and gives O(√κ log 1/ε) 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -54,8 +53,8 @@ class ProxSkip(LocalMethod[ProxSkipState]):
         weights: "uniform" counts clients alike, as published; "samples" by their n_i.
     """
 
-    published: ClassVar[str] = "ProxSkip"
-    needs: ClassVar[frozenset[str]] = frozenset({MEMORY})
+    published = "ProxSkip"
+    needs = frozenset({MEMORY})
 
     local_steps: int | None = None  # type: ignore[assignment]
     weights: str = "uniform"
@@ -67,7 +66,6 @@ class ProxSkip(LocalMethod[ProxSkipState]):
     def init(
         self, federation: Federation, seed: int = 0, x0: Tensor | None = None
     ) -> ProxSkipState:
-        """Set all shifts to zero."""
         x, losses, samples = begin(federation, x0)
         return ProxSkipState(
             x=x,

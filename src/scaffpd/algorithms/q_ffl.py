@@ -17,14 +17,12 @@ are drawn uniformly and counted by p_k (the paper draws by p_k and counts alike)
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
 
-from scaffpd.algorithms.base import LOSSES, SIZES, UPDATES, AveragingState, check_range, moved
+from scaffpd.algorithms.base import LOSSES, NOT_NEGATIVE, SIZES, UPDATES, AveragingState, moved
 from scaffpd.algorithms.fed_avg import FedAvg
-from scaffpd.errors import real
 from scaffpd.federation import Federation
 from scaffpd.objectives import QFair
 
@@ -39,16 +37,12 @@ class QFFL(FedAvg):
         q: q >= 0; 0 is the average loss, ∞ the worst.
     """
 
-    published: ClassVar[str] = "q-FFL"
-    questions: ClassVar[frozenset[str]] = frozenset({LOSSES, UPDATES, SIZES})
-    strengths: ClassVar[tuple[str, ...]] = ("q",)
+    published = "q-FFL"
+    questions = frozenset({LOSSES, UPDATES, SIZES})
+    strengths = ("q",)
+    ranges = (("q", NOT_NEGATIVE),)
 
     q: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        q = real(type(self).__name__, "q", self.q)
-        check_range(self, 0 <= q < np.inf, "q >= 0 and finite", self.q)
 
     @property
     def positive(self) -> bool:
@@ -58,7 +52,6 @@ class QFFL(FedAvg):
     def init(
         self, federation: Federation, seed: int = 0, x0: Tensor | None = None
     ) -> AveragingState:
-        """Begin as FedAvg does; refuse negative losses."""
         state = super().init(federation, seed, x0)
         if self.positive:
             QFair(1).check(state.losses, federation.names)

@@ -71,21 +71,13 @@ COARSE = 1e-3
 
 
 class Saddle(NamedTuple):
-    """Solution with its proof.
+    """Solution with its proof."""
 
-    Attributes:
-        weights: λ.
-        z: the minimising player's answer.
-        value: an upper bound on the optimum, by at most `gap`.
-        gap: the duality gap of (z, weights).
-        iterations: Newton steps.
-    """
-
-    weights: Vector
-    z: Vector
-    value: float
-    gap: float
-    iterations: int
+    weights: Vector  # λ
+    z: Vector  # the minimising player's answer
+    value: float  # an upper bound on the optimum, by at most `gap`
+    gap: float  # the duality gap of (z, weights)
+    iterations: int  # Newton steps
 
 
 def solve_saddle(
@@ -100,7 +92,7 @@ def solve_saddle(
     # Overflows are rejected by the line search, or appear in the gap.
     with np.errstate(all="ignore"):
         square = np.zeros(len(a)) if w is None else w**2
-        shift = _level(objective, start, a)
+        shift = level_of(objective, start, a)
         found = _SaddleProblem(objective, a - shift, E, start, square).solve(tol)
     return found._replace(value=found.value + shift)
 
@@ -115,12 +107,12 @@ def solve_quadratics(
     """
     objective.weights(len(a))
     with np.errstate(all="ignore"):
-        shift = _level(objective, start, a)
+        shift = level_of(objective, start, a)
         found = _Quadratics(objective, a - shift, E, H).solve(start, share, least)
     return found._replace(value=found.value + shift)
 
 
-def _level(objective: Objective, weights: Vector, losses: Vector) -> float:
+def level_of(objective: Objective, weights: Vector, losses: Vector) -> float:
     """Return what to take off all losses: on the simplex a shift changes only the rounding."""
     return float(weights @ losses / np.add.reduce(weights)) if objective.simplex else 0.0
 

@@ -20,11 +20,7 @@ stores and renews from its steps, c_i − c + (x − u_{i,J})/(J η_ℓ), zero a
 SCAFFOLD's option II; or c_i = c = 0.
 
 J = 1 is the accelerated primal-dual method (APD): E. Y. Hamedani, N. S. Aybat, "A Primal-Dual
-Algorithm with Line Search for General Convex-Concave Saddle Point Problems", 2021, Algorithm 2.1,
-
-    λ^{r+1} = argmin_{λ∈Λ} ψ(λ) − ⟨s, λ⟩ + ‖λ − λ^r‖²/(2σ_r),
-    x^{r+1} = x^r − τ_r Σ λ_i^{r+1} ∇f_i(x^r).
-
+Algorithm with Line Search for General Convex-Concave Saddle Point Problems", 2021, Algorithm 2.1.
 After a single local step with full gradients Δu_i = c for every client, so that the server takes it
 by itself: one exchange a round instead of two.
 """
@@ -32,7 +28,6 @@ by itself: one exchange a round instead of two.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -42,7 +37,7 @@ from scaffpd.algorithms.base import GRADIENTS, LOSSES, NORMS, STORED, UPDATES
 from scaffpd.algorithms.minimax import MinimaxMethod, MinimaxState, dual_step
 from scaffpd.algorithms.steps import Auto, Nonconvex, StepRule, Theory
 from scaffpd.algorithms.steps.nonconvex import NonconvexState
-from scaffpd.algorithms.steps.rules import Rates, StepProblem, Trial
+from scaffpd.algorithms.steps.rules import Rates, RuleState, StepProblem, Trial
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants, Federation, Gradients, LocalPlan, Memory, Vector
 from scaffpd.federation.plans import ReleaseCounts
@@ -57,25 +52,17 @@ ADVICE = (
 
 @dataclass(frozen=True, kw_only=True)
 class ScaffPDState(MinimaxState):
-    """`weights` are λ^{r+1}, the answer of the dual step at x = x^r.
+    """`weights` are λ^{r+1}, the answer of the dual step at x = x^r."""
 
-    Attributes:
-        centre: λ^r, from which that step was taken.
-        previous: L(x^{r−1}).
-        direction: c = Σ λ_i^{r+1} c_i at x^r.
-        answered: the round whose answers `at` holds (it seeds their minibatches).
-        rule: the step rule's own state.
-        variates: the c_i that clients store, (N, d), where they are not gradients; else empty.
-        at: the clients' answers at x^r, asked for anew when a run is resumed; `None` where c_i are
-            no gradients.
-    """
-
-    centre: Vector
-    previous: Vector
-    direction: Tensor
-    answered: int
-    rule: Any
+    centre: Vector  # λ^r, from which that step was taken
+    previous: Vector  # L(x^{r−1})
+    direction: Tensor  # c = Σ λ_i^{r+1} c_i at x^r
+    answered: int  # the round whose answers `at` holds (it seeds their minibatches)
+    rule: RuleState  # the step rule's own state
+    # the c_i that clients store, (N, d), where they are not gradients; else empty
     variates: Tensor = field(repr=False)
+    # the clients' answers at x^r, asked for anew when a run is resumed; `None` where c_i are no
+    # gradients
     at: Gradients | None = field(repr=False, metadata={"transient": True})
 
     @property
@@ -98,9 +85,9 @@ class ScaffPD(MinimaxMethod[ScaffPDState]):
             paper's fully stochastic setting.
     """
 
-    published: ClassVar[str] = "Scaff-PD"
-    questions: ClassVar[frozenset[str]] = frozenset({GRADIENTS, NORMS, LOSSES, UPDATES, STORED})
-    asks_losses: ClassVar[bool] = True
+    published = "Scaff-PD"
+    questions = frozenset({GRADIENTS, NORMS, LOSSES, UPDATES, STORED})
+    asks_losses = True
 
     local_steps: int = 100
     batch_size: int | None = None
@@ -125,7 +112,6 @@ class ScaffPD(MinimaxMethod[ScaffPDState]):
 
     @property
     def exact(self) -> bool:
-        """Return whether losses and gradients are over all samples, as a certificate needs."""
         return self.batch_size is None or self.full_gradients
 
     def asks(self, convex: bool = True) -> frozenset[str]:
@@ -144,7 +130,6 @@ class ScaffPD(MinimaxMethod[ScaffPDState]):
         )
 
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> ScaffPDState:
-        """Make steps (1) and (2) at x⁰."""
         x, constants, at = self._open(federation, x0, seed)
         weights = self.objective.start(at.losses)
         stochastic = self.batch_size is not None or constants.noisy
@@ -174,7 +159,6 @@ class ScaffPD(MinimaxMethod[ScaffPDState]):
         return self._dual_step(state, rates)
 
     def stalled(self, state: ScaffPDState) -> bool:
-        """Return whether the rule for networks has nothing left to try."""
         return isinstance(state.rule, NonconvexState) and state.rule.stalled
 
     def advise(self, state: ScaffPDState) -> str:
@@ -204,15 +188,7 @@ class ScaffPD(MinimaxMethod[ScaffPDState]):
         slope = state.direction @ d
         r = state.rounds + 1
         at = self._ask(federation, x, state.seed, r)
-        trial = Trial(
-            self.objective,
-            state.losses,
-            at.losses,
-            state.weights,
-            step,
-            float(slope),
-            torch.finfo(x.dtype).eps,
-        )
+        trial = self._trial(state, at.losses, step, float(slope))
         if federation.sums.allows_reweighting:
             trial = replace(trial, bend=lambda: _bend(state, at, x))
         judged, accepted = rule.judge(state.rule, trial)
@@ -239,9 +215,7 @@ class ScaffPD(MinimaxMethod[ScaffPDState]):
         x = state.x - updates.sum(state.share)
         batch = None if self.exact else self.batch_size
         losses = federation.losses(x, batch, (state.seed, r, POINT))
-        precision = torch.finfo(x.dtype).eps
-        trial = Trial(self.objective, state.losses, losses, state.weights, 1.0, np.nan, precision)
-        judged, accepted = rule.judge(state.rule, trial)
+        judged, accepted = rule.judge(state.rule, self._trial(state, losses, 1.0, np.nan))
         state = replace(state, rule=judged, accepted=accepted, rounds=r)
         if not accepted:
             return state
@@ -251,6 +225,10 @@ class ScaffPD(MinimaxMethod[ScaffPDState]):
             scale = 1 / (plan.steps * (plan.rate or 1.0))
             state = replace(state, variates=stored.plus(-1.0, c).plus(scale, updates).vectors)
         return self._dual_step(self._taken(state, x, losses), rule.rates(judged))
+
+    def _trial(self, state: ScaffPDState, losses: Vector, step: float, slope: float) -> Trial:
+        precision = torch.finfo(state.x.dtype).eps
+        return Trial(self.objective, state.losses, losses, state.weights, step, slope, precision)
 
     def _rule(self, constants: Constants) -> StepRule:
         """Return the step rule for these losses: the rules of `Auto` are those of convex ones."""
@@ -281,7 +259,6 @@ class ScaffPD(MinimaxMethod[ScaffPDState]):
         return federation.gradients(x, None if self.exact else self.batch_size, (seed, r, POINT))
 
     def _taken(self, state: ScaffPDState, x: Tensor, losses: Vector) -> ScaffPDState:
-        """Return the state at x^{r+1}, before the dual step there."""
         return replace(state, x=x, centre=state.weights, previous=state.losses, losses=losses)
 
     def _dual_step(self, state: ScaffPDState, rates: Rates) -> ScaffPDState:

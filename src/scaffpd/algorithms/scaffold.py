@@ -17,7 +17,6 @@ All clients make the same K steps, whatever their size.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -38,15 +37,14 @@ class ScaffoldState(AveragingState):
 class Scaffold(AveragingMethod[ScaffoldState]):
     """SCAFFOLD; see `AveragingMethod` for the arguments. As published, clients count alike."""
 
-    published: ClassVar[str] = "SCAFFOLD"
-    needs: ClassVar[frozenset[str]] = frozenset({MEMORY})
+    published = "SCAFFOLD"
+    needs = frozenset({MEMORY})
 
     weights: str = "uniform"
 
     def init(
         self, federation: Federation, seed: int = 0, x0: Tensor | None = None
     ) -> ScaffoldState:
-        """Set all control variates to zero."""
         state = self._begin(federation, seed, x0)
         zero = torch.zeros_like(state.x)
         return ScaffoldState(**vars(state), variate=zero, variates=federation.memory())

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.algorithms.saddle import HIGHEST, Saddle, solve_saddle
+from scaffpd.algorithms.saddle import HIGHEST, Saddle, level_of, solve_saddle
 from scaffpd.federation import Vector
 from scaffpd.objectives.base import LARGEST, Objective
 
@@ -31,25 +31,15 @@ FLAT = 1e-14  # curvature below this share of the largest is rounding
 
 @dataclass(frozen=True)
 class SubspaceModel:
-    """Model m of one round.
+    """Model m of one round."""
 
-    Attributes:
-        objective: (Λ, ψ).
-        losses: L_i.
-        slopes: g_i, (N, k).
-        curvature: Q, (k, k).
-        weights: λ.
-        w: w_i.
-        stiffness: κ.
-    """
-
-    objective: Objective
-    losses: Vector
-    slopes: NDArray[np.float64]
-    curvature: NDArray[np.float64]
-    weights: Vector
-    w: Vector
-    stiffness: float = 0.0
+    objective: Objective  # (Λ, ψ)
+    losses: Vector  # L_i
+    slopes: NDArray[np.float64]  # g_i, (N, k)
+    curvature: NDArray[np.float64]  # Q, (k, k)
+    weights: Vector  # λ
+    w: Vector  # w_i
+    stiffness: float = 0.0  # κ
 
     def solve(self, damping: float, tol: float) -> Saddle:
         """Solve min_α max_l m(α, l).
@@ -80,9 +70,7 @@ class SubspaceModel:
             nothing = np.empty((0, len(losses)))
             return solve_saddle(self.objective, losses, nothing, self.weights, tol, self.w).value
         # Nothing is coupled: one proximal step is the maximum.
-        level = 0.0
-        if self.objective.simplex:
-            level = float(self.weights @ losses / self.weights.sum())
+        level = level_of(self.objective, self.weights, losses)
         weights = self.objective._prox(losses - level, self.weights, 1 / square)
         away = 0.5 * float(square @ (weights - self.weights) ** 2)
         return level + float((losses - level) @ weights) - self.objective._value(weights) - away

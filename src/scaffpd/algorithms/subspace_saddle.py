@@ -24,7 +24,6 @@ elsewhere; B⁻¹c is in V as well where B is uneven, or where there is room.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -65,71 +64,43 @@ TINY = 1e-300  # in place of a zero that is divided by
 
 @dataclass(frozen=True)
 class Neighbourhood:
-    """Answers of the clients about the neighbourhood of x.
+    """Answers of the clients about the neighbourhood of x."""
 
-    Attributes:
-        V: the basis.
-        fresh: d and c, which later rounds may use again.
-        model: their losses in its span.
-        w: w_i, whether the model uses them or not.
-        merit: F_w(L(x)).
-        pull: β for the next round.
-        scale: s.
-    """
-
-    V: Tensor
-    fresh: list[Tensor]
-    model: SubspaceModel
-    w: Vector
-    merit: float
-    pull: float
-    scale: float
+    V: Tensor  # the basis
+    fresh: list[Tensor]  # d and c, which later rounds may use again
+    model: SubspaceModel  # their losses in its span
+    w: Vector  # w_i, whether the model uses them or not
+    merit: float  # F_w(L(x))
+    pull: float  # β for the next round
+    scale: float  # s
 
 
 @dataclass(frozen=True, kw_only=True)
 class SubspaceSaddleState(AnsweredState):
-    """`rounds` counts trial points; `accepted` says whether the last one was taken.
+    """`rounds` counts trial points; `accepted` says whether the last one was taken."""
 
-    Attributes:
-        direction: c.
-        columns: vectors that everybody knows, the last step first, (n, d).
-        diagonal: Σ p_i diag ∇²f_i for squared losses, or I.
-        metric: D.
-        uneven: whether that is the diagonal, because it is uneven, and not I.
-        size: how large Hessians are in that metric, roughly.
-        pull: β.
-        scale: s.
-        damping: δ.
-        bends: by how much every client's loss was above the model at a rejected trial; then zero.
-        energy: Σ (w_i²/s)(λ_i^r − λ_i^{r−1})²; NaN before the first step.
-        moving: the most clients whose weights one step has moved.
-        careful: whether w is used in any case, because a trial without it was rejected.
-        promise: the decrease that the last model promised: how far there may still be to go.
-        record: the last certificate that was at most half of the record before it.
-        since: the round of that.
-        centre: ν, once the certificate has stalled; empty before.
-        hold: ω.
-        around: the neighbourhood of x, where a trial point there was rejected.
-    """
-
-    direction: Tensor
-    columns: Tensor
-    diagonal: Tensor
-    metric: Tensor
-    uneven: bool
-    size: float
-    pull: float
-    scale: float = 1.0
-    damping: float = 0.0
+    direction: Tensor  # c
+    columns: Tensor  # vectors that everybody knows, the last step first, (n, d)
+    diagonal: Tensor  # Σ p_i diag ∇²f_i for squared losses, or I
+    metric: Tensor  # D
+    uneven: bool  # whether that is the diagonal, because it is uneven, and not I
+    size: float  # how large Hessians are in that metric, roughly
+    pull: float  # β
+    scale: float = 1.0  # s
+    damping: float = 0.0  # δ
+    # by how much every client's loss was above the model at a rejected trial; then zero
     bends: Vector
-    energy: float = np.nan
-    moving: int = 0
-    careful: bool = False
+    energy: float = np.nan  # Σ (w_i²/s)(λ_i^r − λ_i^{r−1})²; NaN before the first step
+    moving: int = 0  # the most clients whose weights one step has moved
+    careful: bool = False  # whether w is used in any case, because a trial without it was rejected
+    # the decrease that the last model promised: how far there may still be to go
     promise: float = np.inf
-    record: float = np.inf
-    since: int = 0
+    record: float = np.inf  # the last certificate that was at most half of the record before it
+    since: int = 0  # the round of that
+    # ν, once the certificate has stalled; empty before
     centre: Vector = field(default_factory=lambda: np.empty(0))
-    hold: float = 0.0
+    hold: float = 0.0  # ω
+    # the neighbourhood of x, where a trial point there was rejected
     around: Neighbourhood | None = field(default=None, repr=False, metadata={"transient": True})
 
 
@@ -144,9 +115,9 @@ class SubspaceSaddle(MinimaxMethod[SubspaceSaddleState]):
             client whose weight moves, up to 300.
     """
 
-    published: ClassVar[str] = "Subspace saddle"
-    questions: ClassVar[frozenset[str]] = frozenset({GRADIENTS, PROXIMAL, CURVATURE, DIAGONAL})
-    needs: ClassVar[frozenset[str]] = frozenset({CONVEX, EXACT, SLOPES})
+    published = "Subspace saddle"
+    questions = frozenset({GRADIENTS, PROXIMAL, CURVATURE, DIAGONAL})
+    needs = frozenset({CONVEX, EXACT, SLOPES})
 
     memory: int | None = None
 
@@ -169,7 +140,6 @@ class SubspaceSaddle(MinimaxMethod[SubspaceSaddleState]):
     def init(
         self, federation: Federation, seed: int = 0, x0: Tensor | None = None
     ) -> SubspaceSaddleState:
-        """Ask the clients at x⁰, and choose D."""
         x, constants, at = self._open(federation, x0)
         weights = self.objective.start(at.losses)
         steepest(constants.smoothness)
@@ -204,7 +174,6 @@ class SubspaceSaddle(MinimaxMethod[SubspaceSaddleState]):
         return state if state.accepted else replace(state, around=self._look(federation, state))
 
     def round(self, federation: Federation, state: SubspaceSaddleState) -> SubspaceSaddleState:
-        """Make one trial point."""
         around = state.around or self._look(federation, state)
         tol = self._accuracy(state)
         state = replace(state, rounds=state.rounds + 1)
@@ -339,10 +308,8 @@ class SubspaceSaddle(MinimaxMethod[SubspaceSaddleState]):
         return Neighbourhood(V, fresh, model, w, merit, pull, scale)
 
     def _held(self, state: SubspaceSaddleState, k: int) -> bool:
-        """Return whether to use w.
-
-        It costs rounds, as observed, if ψ is flat, D = I and V has a column for every weight that
-        moves: it is left out there, until a trial is rejected without it.
+        """Return whether to use w: not if ψ is flat, D = I and V has a column for every weight that
+        moves, where it costs rounds, as observed; until a trial is rejected without it.
         """
         wanted = not self._flat(state) or state.uneven or state.careful or k < state.moving
         return wanted or len(state.centre) > 0

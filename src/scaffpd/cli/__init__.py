@@ -17,13 +17,7 @@ from contextlib import suppress
 import click
 
 import scaffpd
-from scaffpd.cli.commands import (
-    ExitCode,
-    Group,
-    NoSuchCommand,
-    coloured,
-    show_help,
-)
+from scaffpd.cli.commands import ExitCode, Group, NoSuchCommand, coloured, show_help
 from scaffpd.cli.completion import install, show
 from scaffpd.cli.demo import demo
 from scaffpd.cli.deploy import deploy
@@ -99,7 +93,9 @@ def main() -> None:
     try:
         code = run(sys.argv[1:])
     except Exception:  # not the user's mistake, so shown whole
-        code = report_bug()
+        with suppress(OSError, AttributeError):
+            traceback.print_exc()
+        code = complain(BUG, ExitCode.FAILED)
     sys.exit(flushed(code))
 
 
@@ -121,31 +117,17 @@ def of_the_machine(error: OSError) -> str | None:
     return f"Cannot {'write' if error.errno in FULL else 'use'}{where}: {error.strerror}."
 
 
-def report_bug() -> int:
-    """Print the traceback of a bug, and say where to report it."""
-    with suppress(OSError, AttributeError):
-        traceback.print_exc()
-    return complain(BUG, ExitCode.FAILED)
-
-
 def flushed(code: int) -> int:
     """Flush the output and return the exit code. A closed pipe (`| head -1`) is not an error."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
-    except BrokenPipeError:
-        _forget_output()
     except OSError as error:
-        _forget_output()
-        return code or complain(
-            f"Cannot write the output: {error.strerror}.", ExitCode.FAILED
-        )  # said once
+        # discards all further output, that of the exiting interpreter included
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not code and not isinstance(error, BrokenPipeError):
+            return complain(f"Cannot write the output: {error.strerror}.", ExitCode.FAILED)
     return code
-
-
-def _forget_output() -> None:
-    """Discard all further output, that of the exiting interpreter included."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def sentence(error: click.ClickException) -> str:

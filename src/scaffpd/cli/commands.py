@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from enum import IntEnum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ PLACEHOLDERS = {click.types.IntParamType: "N", click.types.FloatParamType: "X"}
 PATH = click.Path(path_type=Path)
 OPTIONS = "Options"
 COMMANDS = "Commands"
-_EXAMPLES = re.compile(r"\n\s*Examples:\n(?P<lines>(?:[ \t]+\S.*(?:\n|$))+)\s*$")
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 Row = tuple[str, str]  # of a list of definitions
 More = Callable[[], Sequence[click.Parameter]]
@@ -49,7 +48,6 @@ class Argument(click.Argument):
         self.usual = named.get("default")
 
     def record(self) -> Row:
-        """Return its line in the help."""
         name = f"{(self.name or '').upper()}{'...' * (self.nargs == -1)}"
         return name, _with_default(self.help or "", self.usual)
 
@@ -66,7 +64,6 @@ class Option(click.Option):
             self.metavar = self.metavar or next(short, self.type.name.upper())
 
     def get_help_record(self, ctx: click.Context) -> Row:
-        """Return its line in the help."""
         names = [", ".join(sorted(self.opts, key=len)), *self.secondary_opts]
         value = "" if self.is_flag else f" {self.metavar}"
         usual = self.usual if not self.is_flag else None
@@ -94,7 +91,6 @@ class Command(click.Command):
         self.more = more
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return all its parameters."""
         if self.more is not None:
             self.params += self.more()
             self.more = None
@@ -145,17 +141,14 @@ class Group(Command, click.Group):
         self.headings: dict[str, list[click.Command]] = {}
 
     def include(self, commands: Sequence[click.Command], heading: str = COMMANDS) -> None:
-        """Add commands, listed under a heading of the help."""
         self.headings.setdefault(heading, []).extend(commands)
         for command in commands:
             self.add_command(command)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of its commands."""
         return list(self.commands)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write options, and commands with the first paragraph of their help."""
         Command.format_options(self, ctx, formatter)
         for title, commands in self.headings.items():
             rows = [(one.name or "", (one.help or "").split("\n\n")[0]) for one in commands]
@@ -164,7 +157,6 @@ class Group(Command, click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that is called, or refuse with the nearest name."""
         if args[0] not in self.commands and not ctx.resilient_parsing:
             raise NoSuchCommand(args[0], self.list_commands(ctx), ctx)
         return super().resolve_command(ctx, args)
@@ -194,11 +186,9 @@ def write_section(formatter: click.HelpFormatter, title: str, rows: Sequence[Row
 
 def without_examples(text: str) -> tuple[str, tuple[str, ...]]:
     """Split a docstring into prose, each paragraph on one line, and examples."""
-    found = _EXAMPLES.search(text)
-    prose = text if found is None else text[: found.start()]
-    lines = [] if found is None else found["lines"].strip().splitlines()
+    prose, _, lines = text.partition("Examples:\n")
     paragraphs = (" ".join(part.split()) for part in prose.split("\n\n"))
-    return "\n\n".join(paragraphs).strip(), tuple(line.strip() for line in lines)
+    return "\n\n".join(paragraphs).strip(), tuple(map(str.strip, lines.strip().splitlines()))
 
 
 def coloured() -> bool | None:
@@ -221,21 +211,9 @@ def group(name: str, about: str, *commands: click.Command) -> Group:
     return made
 
 
-def argument(name: str, help: str, **more: Any) -> Decorator:
-    """Give a command an argument."""
-    return click.argument(name, cls=Argument, help=help, **more)
-
-
-def option(*flags: str, help: str, **more: Any) -> Decorator:
-    """Give a command an option."""
-    return click.option(*flags, cls=Option, help=help, **more)
-
-
-def switch(*flags: str, help: str) -> Decorator:
-    """Give a command an option without a value."""
-    return option(*flags, help=help, is_flag=True)
-
-
+argument = partial(click.argument, cls=Argument)
+option = partial(click.option, cls=Option)
+switch = partial(option, is_flag=True)
 quiet = switch("--quiet", "-q", help="Write the files and print nothing.")
 as_json = switch("--json", "as_json", help="Print JSON, and nothing else.")
 

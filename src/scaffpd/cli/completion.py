@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import click
 from click.shell_completion import get_completion_class
 
-from scaffpd.cli.commands import Option
+from scaffpd.cli.commands import Decorator, option
 from scaffpd.errors import InputError
-
-PROGRAM = "scaffpd"
-VARIABLE = "_SCAFFPD_COMPLETE"
 
 
 class _Files(NamedTuple):
@@ -31,26 +30,24 @@ SHELLS = {
 }
 
 
-def _script(context: click.Context, shell: str) -> str:
+def _done(
+    context: click.Context, _: click.Parameter, shell: str | None, act: Callable[[str, str], str]
+) -> None:
+    """Act on a shell's script, by default the user's own, and exit with what there is to say."""
+    if shell is None or context.resilient_parsing:
+        return
+    shell = shell or Path(os.environ.get("SHELL", "bash")).name
     made = get_completion_class(shell)
     if shell not in SHELLS or made is None:
         raise InputError(
             "shell-unknown", f"There is no completion for {shell!r}: name {', '.join(SHELLS)}."
         )
-    return SHELLS[shell].before + made(context.command, {}, PROGRAM, VARIABLE).source()
+    source = made(context.command, {}, "scaffpd", "_SCAFFPD_COMPLETE").source()
+    click.echo(act(shell, SHELLS[shell].before + source))
+    context.exit()
 
 
-def _show(context: click.Context, _: click.Parameter, shell: str | None) -> None:
-    if shell is not None and not context.resilient_parsing:
-        click.echo(_script(context, shell or _current()))
-        context.exit()
-
-
-def _install(context: click.Context, _: click.Parameter, shell: str | None) -> None:
-    if shell is None or context.resilient_parsing:
-        return
-    shell = shell or _current()
-    text = _script(context, shell)
+def _installed(shell: str, text: str) -> str:
     place = SHELLS[shell]
     script = Path.home() / place.script
     script.parent.mkdir(parents=True, exist_ok=True)
@@ -62,36 +59,22 @@ def _install(context: click.Context, _: click.Parameter, shell: str | None) -> N
         if line not in before:
             gap = "\n" if before and not before.endswith("\n") else ""
             start.write_text(f"{before}{gap}{line}", encoding="utf-8")
-    click.echo(f"{shell} completes scaffpd from its next start on: {script}")
-    context.exit()
+    return f"{shell} completes scaffpd from its next start on: {script}"
 
 
-def _current() -> str:
-    """Return the name of the user's shell."""
-    return Path(os.environ.get("SHELL", "bash")).name
+def _option(verb: str, act: Callable[[str, str], str]) -> Decorator:
+    return option(
+        f"--{verb.lower()}-completion",
+        is_flag=False,
+        flag_value="",
+        is_eager=True,
+        expose_value=False,
+        callback=partial(_done, act=act),
+        metavar="[SHELL]",
+        help=f"{verb if verb != 'Show' else 'Print'} the completion for bash, zsh or fish.",
+        show_default="the current shell",
+    )
 
 
-show = click.option(
-    "--show-completion",
-    cls=Option,
-    is_flag=False,
-    flag_value="",
-    is_eager=True,
-    expose_value=False,
-    callback=_show,
-    metavar="[SHELL]",
-    help="Print the completion for bash, zsh or fish.",
-    show_default="the current shell",
-)
-install = click.option(
-    "--install-completion",
-    cls=Option,
-    is_flag=False,
-    flag_value="",
-    is_eager=True,
-    expose_value=False,
-    callback=_install,
-    metavar="[SHELL]",
-    help="Install the completion for bash, zsh or fish.",
-    show_default="the current shell",
-)
+show = _option("Show", lambda shell, text: text)
+install = _option("Install", _installed)

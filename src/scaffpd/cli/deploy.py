@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -25,15 +25,12 @@ from scaffpd.errors import InputError
 
 if TYPE_CHECKING:
     from scaffpd.deploy.deployed_run import Outcome
+    from scaffpd.fields import Json
     from scaffpd.settings.federation import FederationFile
 
-WEEK = 7 * 86400.0  # operators take their time to agree
 HOUR = 3600.0
-NOT_DONE = {
-    "failed": ExitCode.FAILED,
-    "diverged": ExitCode.FAILED,
-    "paused": ExitCode.PAUSED,
-}  # exit codes
+WEEK = 7 * 24 * HOUR  # operators take their time to agree
+NOT_DONE = {"failed": ExitCode.FAILED, "diverged": ExitCode.FAILED, "paused": ExitCode.PAUSED}
 
 NEXT = """\
 Send every silo its folder over a channel that you trust: there is a private key in it.
@@ -51,12 +48,8 @@ silent = switch("--quiet", "-q", help="Print nothing but what goes wrong.")
 
 
 def _seconds(usual: float) -> Decorator:
-    return option(
-        "--seconds",
-        type=click.FloatRange(min=1),
-        default=usual,
-        help="Pause after so many seconds.",
-    )
+    words = "Pause after so many seconds."
+    return option("--seconds", type=click.FloatRange(min=1), default=usual, help=words)
 
 
 @command()
@@ -159,7 +152,7 @@ def status(federation: Path, as_json: bool) -> None:
         _show_status(found)
 
 
-def _show_status(now: Mapping[str, Any]) -> None:
+def _show_status(now: Json) -> None:
     from scaffpd.cli.screens import bullets, facts, section, terminal
     from scaffpd.numbers import format_bytes
 
@@ -193,7 +186,6 @@ deploy = group(
 
 
 def _read(path: Path) -> FederationFile:
-    """Read a federation.toml, given itself or by its folder."""
     from scaffpd.settings.federation import FederationFile
 
     return FederationFile.read(path / "federation.toml" if path.is_dir() else path)

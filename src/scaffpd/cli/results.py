@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -25,13 +25,16 @@ from scaffpd.files import csv_text, write_file
 from scaffpd.numbers import brief, several, whole
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from rich.console import Console
 
     from scaffpd.report.predict import Predictions
     from scaffpd.report.record import JoiningRecord, RunRecord
     from scaffpd.tasks.base import ScoreRow
 
-Columns = dict[str, Iterable[Any]]  # of a CSV file, by name
+# of a CSV file, by name: arrays are of probabilities, NaN where there is none
+Columns = Mapping[str, "Sequence[object] | NDArray[np.float64]"]
 FORMATS = ("html", "png", "svg")
 
 
@@ -68,9 +71,7 @@ def show(folder: Path) -> None:
         section(console, first, *(others if len(run.clients) <= MOST else others[:2]))
         console.print()
     with console.capture() as below:
-        say(console, *cautions(run))
-        if run.privacy is not None:
-            say(console, promise(run.privacy))
+        say(console, *cautions(run), promise(run.privacy) if run.privacy else "")
         if run.path:
             _show_points(console, run)
             say(console, f"{len(run.models)} models in {run.path.rounds} rounds.")
@@ -87,13 +88,16 @@ def show(folder: Path) -> None:
 
 
 def _show_points(console: Console, run: RunRecord) -> None:
-    rows = []
-    for model in run.models:
-        one = model.overall
-        if one is not None:
-            values = [*map(run.measure.written, (one.mean, one.worst_20, one.worst))]
-            gap = "none" if model.certificate is None else f"{model.certificate:.1e}"
-            rows.append([model.name, *values, f"{model.rounds or 0:.0f}", gap])
+    rows = [
+        [
+            model.name,
+            *map(run.measure.written, (one.mean, one.worst_20, one.worst)),
+            f"{model.rounds or 0:.0f}",
+            "none" if model.certificate is None else f"{model.certificate:.1e}",
+        ]
+        for model in run.models
+        if (one := model.overall)
+    ]
     print_table(console, ("point", "mean", "worst 20 %", "worst", "rounds", "certified gap"), rows)
 
 
@@ -110,18 +114,13 @@ def _show_clients(console: Console, run: RunRecord, most: int) -> None:
     if run.pair:
         heads.append("change")
     rows = []
-    for line in client_lines(run):
-        better = -(line.values[shown[0]].value or 0.0)
-        cells = [line.values[k].text for k in shown]
-        if run.pair:
-            better = line.change.value or 0.0
-            cells.append(line.change.text)
-        weight = "" if line.score.weight is None else f"{line.score.weight:.3f}"
-        name = f"{line.score.client}{' †' if line.few else ''}"
-        count = f"{line.score.train_rows}, {line.score.test_rows}"
-        rows.append((-run.measure.sign * better, [name, count, *cells, weight]))
-    rows.sort(key=lambda row: row[0])
-    print_table(console, [*heads, "weight λ"], [row for _, row in rows], "clients.csv", most)
+    for line in client_lines(run, gaining=True):
+        score = line.score
+        cells = [line.values[k].text for k in shown] + [line.change.text] * bool(run.pair)
+        weight = "" if score.weight is None else f"{score.weight:.3f}"
+        count = f"{score.train_rows}, {score.test_rows}"
+        rows.append([f"{score.client}{' †' if line.few else ''}", count, *cells, weight])
+    print_table(console, [*heads, "weight λ"], rows, "clients.csv", most)
 
 
 def _show_joining(console: Console, run: RunRecord, found: JoiningRecord, most: int) -> None:
@@ -140,12 +139,7 @@ def _show_joining(console: Console, run: RunRecord, found: JoiningRecord, most: 
 @option(
     "--out", type=PATH, help="File of the page, or folder of the pictures.", show_default="in RUN"
 )
-@option(
-    "--format",
-    "form",
-    default="html",
-    help="html: one page; png, svg: a picture per figure.",
-)
+@option("--format", "form", default="html", help="html: one page; png, svg: a picture per figure.")
 def report(run: Path, out: Path | None, form: str) -> None:
     """One page that opens offline: the verdict, who gains, who pays, and how to do it again.
 
@@ -157,10 +151,8 @@ def report(run: Path, out: Path | None, form: str) -> None:
         raise unknown("format", form, FORMATS)
     from scaffpd.report import page as reports  # seconds, so not for --help
 
-    written = (
-        [reports.write(run, out)] if form == "html" else list(reports.write_figures(run, form, out))
-    )
-    for path in written:
+    html = form == "html"
+    for path in (reports.write(run, out),) if html else reports.write_figures(run, form, out):
         click.echo(str(path))
 
 
@@ -206,10 +198,13 @@ def predict(
         )
     copied = listed(keep)
     found = answer(run, table, model, copied)
+    chances = {"probability": found.probability}
+    if found.survival is not None:
+        chances = {f"probability to survive {t:g}": own for t, own in found.survival.items()}
     columns: Columns = {
         "client": found.clients,
         "predicted" if found.survival is None else "risk": found.predicted,
-        **_chances(found),
+        **chances,
         **dict(zip((f"probability of {v}" for v in found.labels), found.shares.T, strict=False)),
     }
     for name in copied:
@@ -219,7 +214,7 @@ def predict(
                 f"--keep {name}: the predictions already have a column of that name.",
             )
     scored = found.scores()
-    write_predictions(out, {name: found.copied[name] for name in copied} | columns, as_json)
+    write_predictions(out, {name: found.copied[name] for name in copied} | {**columns}, as_json)
     rows: list[dict[str, object]] = [
         {"by": row.by, "group": row.group, "rows": row.rows, **row.values} for row in scored
     ]
@@ -239,19 +234,10 @@ def predict(
         click.echo(f"The model was trained with {pair} for every record.")
 
 
-def _chances(found: Predictions) -> Columns:
-    """Return probabilities: of the predicted label, or to survive a time."""
-    if found.survival is None:
-        return {"probability": found.probability}
-    return {f"probability to survive {until:g}": own for until, own in found.survival.items()}
-
-
 def _show_scores(console: Console, found: Predictions, rows: list[ScoreRow]) -> None:
     """Print a row per client, all rows together last."""
-    columns = found.task.columns.items()
-    shown = {
-        name: one for name, one in columns if one.screen and any(name in row.values for row in rows)
-    }
+    known = {name for row in rows for name in row.values}
+    shown = {name: one for name, one in found.task.columns.items() if one.screen and name in known}
     cells = [
         [row.group, whole(row.rows), *(own.written(row.values.get(n)) for n, own in shown.items())]
         for row in rows
@@ -264,15 +250,14 @@ def _show_scores(console: Console, found: Predictions, rows: list[ScoreRow]) -> 
 
 
 def write_predictions(out: Path, columns: Columns, quiet: bool = False) -> None:
-    """Write a CSV file of predictions; probabilities that do not exist are left out."""
-    written = {
-        name: ["" if math.isnan(p) else f"{p:.6f}" for p in values]
-        if name.startswith("probability")
-        else list(values)
-        for name, values in columns.items()
-    }
-    cells = zip(*written.values(), strict=True)
-    rows = [dict(zip(columns, row, strict=True)) for row in cells]
+    """Write a CSV file of predictions."""
+    written = (
+        own
+        if isinstance(own, Sequence)
+        else ["" if math.isnan(p) else f"{p:.6f}" for p in own.tolist()]
+        for own in columns.values()
+    )
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*written, strict=True)]
     write_file(out, csv_text(rows, [*columns]))
     if not quiet:
         click.echo(f"{several(len(rows), 'row')} written to {out}.")

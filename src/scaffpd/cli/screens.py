@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from scaffpd.numbers import seconds
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+    from scaffpd.fields import Json
     from scaffpd.training.loop import RoundInfo
 
 WIDEST = 100  # columns: longer lines of prose are hard to read
@@ -146,7 +148,6 @@ class RoundsScreen:
                 self._tell()
 
     def say(self, *lines: str) -> None:
-        """Print lines above the changing one."""
         for line in lines:
             self.console.print(line, markup=False, soft_wrap=True)
         self.said = time.monotonic()
@@ -174,7 +175,6 @@ class RoundsScreen:
         self.say(f"{self.last}{left}")
 
     def begin(self, model: str, names: Sequence[str], rounds: int, tol: float | None) -> None:
-        """Start with a model that is about to be trained."""
         self.model = model
         self.names = tuple(names)
         self.rounds = rounds
@@ -183,35 +183,24 @@ class RoundsScreen:
         self.phase(f"Training {model}".strip())
 
     def show(self, info: RoundInfo) -> None:
-        """Show a round of training."""
         gap = float(info.state.certificate)
-        self.watch(
-            {
-                "round": info.rounds,
-                "certificate": gap if math.isfinite(gap) else None,
-                "losses": info.state.losses,
-            }
-        )
+        proven = gap if math.isfinite(gap) else None
+        losses = info.state.losses.tolist()
+        self.watch({"round": info.rounds, "certificate": proven, "losses": losses})
 
-    def watch(self, line: Mapping[str, Any]) -> None:
+    def watch(self, line: Json) -> None:
         """Show a line of a run's progress: a round, or something that happened to a silo."""
         if "event" in line:
             self.say(f"round {line['event']['round']}: {line['event']['sentence']}")
             return
         gap = line["certificate"]
-        if gap is not None:
-            proven = f"certified gap {gap:.1e}"
-            if self.tol is not None:
-                proven += f" of {self.tol:.0e} wanted"
-        else:
-            proven = "no certificate"
-        losses = dict(zip(self.names, line["losses"], strict=True))
+        wanted = "" if self.tol is None else f" of {self.tol:.0e} wanted"
+        proven = "no certificate" if gap is None else f"certified gap {gap:.1e}{wanted}"
+        losses = line["losses"]
         loss = ""
-        unseen = any(one is None or math.isnan(one) for one in losses.values())
-        if not unseen:
-            worst = max(losses, key=losses.__getitem__)
-            mean = sum(losses.values()) / len(losses)
-            loss = f"  loss: mean {mean:.4f}, worst {losses[worst]:.4f} ({worst})"
+        if not any(one is None or math.isnan(one) for one in losses):
+            worst, name = max(zip(losses, self.names, strict=True), key=itemgetter(0))
+            loss = f"  loss: mean {sum(losses) / len(losses):.4f}, worst {worst:.4f} ({name})"
         title = f"{self.model} round {line['round']}".strip()
         self.phase(f"{title}  {proven}{loss}", self._share(line["round"], gap))
 

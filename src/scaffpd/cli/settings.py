@@ -41,7 +41,10 @@ def _settings(table: type[SettingsTable]) -> list[tuple[str, FieldInfo]]:
 
 
 def _option(title: str, name: str, setting: FieldInfo) -> Option:
-    kind = _type(setting)
+    inside = list(parts(setting.annotation))
+    # names with commas, and a number or "auto" or a file, are texts
+    text = _is_list(setting) or Path in inside or any(isinstance(one, str) for one in inside)
+    kind = str if text else next(one for one in (str, bool, float, int) if one in inside)
     flag = name.replace("_", "-")
     both = kind is bool and setting.default is None
     plain = isinstance(setting.default, int | float | str) and setting.default is not False
@@ -54,14 +57,6 @@ def _option(title: str, name: str, setting: FieldInfo) -> Option:
         show_default=str(setting.default) if plain else False,
         heading=f"{OPTIONS}: {title}",
     )
-
-
-def _type(setting: FieldInfo) -> type:
-    """Return the type of an option; names with commas, and a number or a file, are texts."""
-    inside = list(parts(setting.annotation))
-    if str in inside or Path in inside or _is_list(setting):
-        return str
-    return next(kind for kind in (bool, float, int) if kind in inside)
 
 
 def _is_list(setting: FieldInfo) -> bool:

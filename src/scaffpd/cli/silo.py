@@ -6,11 +6,11 @@ import os
 import pwd
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from secrets import token_bytes
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -31,6 +31,7 @@ from scaffpd.numbers import several
 
 if TYPE_CHECKING:
     from scaffpd.deploy.processes import Processes
+    from scaffpd.fields import Json
     from scaffpd.settings.silo import SiloFile
 
 silo_file = argument("file", type=PATH, help="The silo.toml of this site, or its folder.")
@@ -38,7 +39,6 @@ MOST = 40  # columns of data that are listed
 SHOWN = 12  # digits of a hash
 WAIT = 15.0  # seconds without a connection, after which to say why
 REGISTERED = b"Successfully registered client"  # in FLARE's log
-Overview = Mapping[str, Any]  # JSON values that `deploy.silo` has checked and written
 
 
 def _settings(file: Path) -> SiloFile:
@@ -146,11 +146,7 @@ def _report(settings: SiloFile, processes: Processes, say: Callable[[str], objec
 
 @command()
 @silo_file
-@option(
-    "--grant",
-    default="",
-    help="Agree to this run; the first digits of its hash are enough.",
-)
+@option("--grant", default="", help="Agree to this run; the first digits of its hash are enough.")
 @option("--revoke", default="", help="Withdraw from this run before its next epoch.")
 @as_json
 def agree(file: Path, grant: str, revoke: str, as_json: bool) -> None:
@@ -205,11 +201,7 @@ def _account() -> str:
 
 @command()
 @silo_file
-@option(
-    "--noted",
-    default="",
-    help="A link that was noted down earlier and must be in the records.",
-)
+@option("--noted", default="", help="A link that was noted earlier and must be in the records.")
 @as_json
 def audit(file: Path, noted: str, as_json: bool) -> None:
     """Check this site's records link by link; show what has left in every run.
@@ -259,7 +251,7 @@ silo = group(
 )
 
 
-def _show_check(found: Overview) -> None:
+def _show_check(found: Json) -> None:
     console = terminal()
     console.print(f"Silo {found['silo']}", style="bold", markup=False)
     rows = found["rows"]
@@ -274,16 +266,16 @@ def _show_check(found: Overview) -> None:
         values = (f"{name} {value:.6g}" for name, value in found["target"].items())
         lines["target"] = ", ".join(values)
     facts(console, lines)
-    if found["labels"]:
-        console.print()
-        labels = [[str(v) for v in entry.values()] for entry in found["labels"][:MOST]]
-        print_table(console, ("label", "training", "held out"), labels)
-    if found["columns"]:
-        console.print()
-        columns = [[str(v) for v in entry.values()] for entry in found["columns"][:MOST]]
-        print_table(console, ("column", "kind", "missing", "categories"), columns)
-        if len(found["columns"]) > MOST:
-            console.print(f"and {len(found['columns']) - MOST} more (--json lists all)")
+    heads = {
+        "labels": ("label", "training", "held out"),
+        "columns": ("column", "kind", "missing", "categories"),
+    }
+    for name, head in heads.items():
+        if entries := found[name]:
+            console.print()
+            print_table(console, head, [[*map(str, one.values())] for one in entries[:MOST]])
+            if len(entries) > MOST:
+                console.print(f"and {len(entries) - MOST} more (--json lists all)")
     if found["warnings"]:
         section(console, "Look at this")
         bullets(console, found["warnings"])
@@ -292,7 +284,7 @@ def _show_check(found: Overview) -> None:
         click.echo("\n".join(found["dictionary"]))
 
 
-def _show_audit(found: Overview) -> None:
+def _show_audit(found: Json) -> None:
     from scaffpd.numbers import format_bytes
 
     console = terminal()
@@ -303,30 +295,25 @@ def _show_audit(found: Overview) -> None:
             f"{run['from'][:19]} to {run['to'][:19]} UTC, {several(run['epochs'], 'epoch')}, "
             f"{run.get('decision', 'no decision')}.",
         )
-        rows = [
-            [kind, f"{count:,}", format_bytes(size)] for kind, (count, size) in run["posts"].items()
-        ]
+        posts = run["posts"].items()
+        rows = [[kind, f"{count:,}", format_bytes(size)] for kind, (count, size) in posts]
         print_table(console, ("what left", "posts", "bytes"), rows)
     if not found["runs"]:
         say(console, "Nothing has left this site yet.")
     else:
-        section(
-            console,
-            None,
-            "No line was changed. Note down the last link, below: --noted will show later that "
-            "nothing before it was removed.",
-        )
+        more = "--noted will show later that nothing before it was removed."
+        section(console, None, f"No line was changed. Note down the last link, below: {more}")
         click.echo(found["link"])
 
 
-def show_agreements(known: Sequence[Overview]) -> None:
+def show_agreements(known: Sequence[Json]) -> None:
     """Show what every run asks for, and what became of that."""
     console = terminal()
     if not known:
         say(console, "No run has asked anything of this site yet.")
     for own in known:
+        section(console, f"Agreement {own['agreement'][:SHOWN]}")
         if "unusable" in own:
-            section(console, f"Agreement {own['agreement'][:SHOWN]}")
             facts(console, {"is": own["state"], "unusable": printable(own["unusable"])})
             continue
         noise = own["noise"]
@@ -340,7 +327,6 @@ def show_agreements(known: Sequence[Overview]) -> None:
             "noise": "none" if noise is None else f"ε = {noise[0]}, δ = {noise[1]}",
             "code": ", ".join(own["code"]) or "the package's own",
         }
-        section(console, f"Agreement {own['agreement'][:SHOWN]}")
         facts(console, {name: printable(text) for name, text in lines.items()})
         section(console, "Members and fingerprints of their keys")
         facts(console, own["silos"])

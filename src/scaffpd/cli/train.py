@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from scaffpd.cli.settings import Tables
     from scaffpd.settings.run import RunConfig
 
+Kind = Literal["train", "path"]
 # names that options take, without PyTorch, so that shells complete them quickly
 ALGORITHM_NAMES = (
     "Fair",
@@ -99,22 +100,10 @@ def train(
         scaffpd train trial.csv --client hospital --time days --event died
         scaffpd train hospitals --objective CVaR
     """
-    from scaffpd.cli.settings import SETTINGS
-
-    method: dict[str, dict[str, object]] = {}
+    method = {"objective": objective_table(objective, strength, what[0])}
     if algorithm is not None:
         method["algorithm"] = {"kind": algorithm}
-    table = objective_table(objective, strength, what[0])
-    if table:
-        method["objective"] = table
-    config = requested(what, SETTINGS["train"], given, method)
-    with RoundsScreen(quiet or as_json) as screen:
-        folder, interrupted = _one_run("train", config, out, fresh, screen)
-    end(folder, report and not interrupted, quiet, as_json)
-    if interrupted:
-        from scaffpd.report.folder import RunFolder
-
-        raise RunFolder(folder).interruption()
+    _one_run("train", what, given, method, out, fresh, report, quiet, as_json)
 
 
 @command(partial(_settings, "path"))
@@ -144,13 +133,8 @@ def path(
         scaffpd path hospitals --points 5
         scaffpd path patients.csv --client hospital --target ill --objective CVaR
     """
-    from scaffpd.cli.settings import SETTINGS
-
-    table = objective_table(objective, None, what[0], path=True)
-    config = requested(what, SETTINGS["path"], given, {"objective": table} if table else {})
-    with RoundsScreen(quiet or as_json) as screen:
-        folder, _ = _one_run("path", config, out, fresh, screen)
-    end(folder, report, quiet, as_json)
+    method = {"objective": objective_table(objective, None, what[0], path=True)}
+    _one_run("path", what, given, method, out, fresh, report, quiet, as_json)
 
 
 def requested(
@@ -159,26 +143,19 @@ def requested(
     given: Mapping[str, object],
     method: Mapping[str, dict[str, object]] | None = None,
 ) -> RunConfig:
-    """Return the settings: what a file says, with the options in its place where they are given.
-
-    Args:
-        what: a settings file, tables, or "hospitals".
-        tables: of settings that are options.
-        given: the values of the options, `None` where they are not given.
-        method: [objective] and [algorithm].
-    """
+    """Return the settings: what a file says, with the options in its place where they are given."""
     from scaffpd.cli.settings import given_settings
     from scaffpd.data.tabular.formats import is_table  # seconds, so not for --help
     from scaffpd.settings.run import RunConfig
     from scaffpd.settings.tables import HOSPITALS
 
     changes, options = given_settings(tables, given)
-    changes |= method or {}
+    changes |= {name: table for name, table in (method or {}).items() if table}
     if "algorithm" in changes:
         options["algorithm.kind"] = "--algorithm"
-    if "privacy" in changes and "epsilon" not in changes["privacy"] and not is_settings(what[0]):
-        raise InputError("delta-without-epsilon", "--delta needs --epsilon.")
     name, *more = what
+    if "privacy" in changes and "epsilon" not in changes["privacy"] and not is_settings(name):
+        raise InputError("delta-without-epsilon", "--delta needs --epsilon.")
     if more and (is_settings(name) or name == HOSPITALS):
         raise InputError(
             "name-goes-alone", f"{name!r} cannot be combined with others: leave {more[0]!r} out."
@@ -195,8 +172,7 @@ def requested(
                     "no-such-file", f"{one!r} is neither a file nor the data set {HOSPITALS!r}."
                 )
         data = {"file": [str(Path(one).absolute()) for one in what]}
-        if more:
-            data["client"] = "file"
+        data |= {"client": "file"} if more else {}
         label = Path(name).name
         _check_columns(what, data | changes.get("data", {}))
     return RunConfig.of({**changes, "data": data | changes.get("data", {})}, label, options)
@@ -218,18 +194,14 @@ def objective_table(
         return {}
     if wanted is None and is_settings(what):
         raise InputError(
-            "strength-without-objective",
-            "--strength needs --objective: the strength of which one?",
+            "strength-without-objective", "--strength needs --objective: the strength of which one?"
         )
     wanted = wanted or "ChiSquare"
-    known = {name.lower(): name for name in OBJECTIVE_NAMES} | {
-        "chi2": "ChiSquare",
-        "worst": "Agnostic",
-    }
+    known = {name.lower(): name for name in OBJECTIVE_NAMES}
+    known |= {"chi2": "ChiSquare", "worst": "Agnostic"}
     name = known.get(wanted.lower().replace("-", "").replace("_", ""), wanted)
-    kind = class_of(
-        Objective, name, "objective", Path(what).parent if is_settings(what) else Path.cwd()
-    )
+    folder = Path(what).parent if is_settings(what) else Path.cwd()
+    kind = class_of(Objective, name, "objective", folder)  # type: ignore[type-abstract]
     if strength is None and (not kind.parameter or kind.usual is not None):
         return {"kind": name}  # the usual one, or one that goes by the clients' losses
     if not kind.parameter:
@@ -264,27 +236,33 @@ def _check_columns(files: Sequence[str], data: Mapping[str, object]) -> None:
 
 
 def _one_run(
-    kind: Literal["train", "path"],
-    config: RunConfig,
+    kind: Kind,
+    what: Sequence[str],
+    given: Mapping[str, object],
+    method: Mapping[str, dict[str, object]],
     out: Path | None,
     fresh: bool,
-    screen: RoundsScreen,
-) -> tuple[Path, bool]:
-    """Train, score and write one run; return its folder and whether it was interrupted."""
+    report: bool,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    from scaffpd.cli.settings import SETTINGS
     from scaffpd.program.running import one_run  # seconds, so not for --help
-
-    folder = _place(config, out or config.folder, fresh, kind)
-    return folder, one_run(kind, config, folder, fresh, screen).interrupted
-
-
-def _place(
-    config: RunConfig, out: Path | None, fresh: bool, kind: Literal["train", "path"]
-) -> Path:
-    """Return the folder asked for, or the first of runs/NAME, NAME-2, … that holds no other run."""
     from scaffpd.report.folder import RunFolder
 
-    if out is not None:
-        return out
+    config = requested(what, SETTINGS[kind], given, method)
+    folder = out or config.folder or _place(config, fresh, kind)
+    with RoundsScreen(quiet or as_json) as screen:
+        stopped = one_run(kind, config, folder, fresh, screen).interrupted and kind == "train"
+    end(folder, report and not stopped, quiet, as_json)
+    if stopped:
+        raise RunFolder(folder).interruption()
+
+
+def _place(config: RunConfig, fresh: bool, kind: Kind) -> Path:
+    """Return the first of runs/NAME, NAME-2, … that holds no other run."""
+    from scaffpd.report.folder import RunFolder
+
     safe = "".join(c if c.isalnum() or c in "-_" else "-" for c in config.name)
     first = folder = Path("runs") / (safe if kind == "train" else f"{safe}-{kind}")
     k = 1

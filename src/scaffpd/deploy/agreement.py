@@ -35,7 +35,7 @@ from scaffpd.secure.aggregation import colluding_of, most_weightings, share_of
 from scaffpd.secure.keys import Card
 from scaffpd.secure.ring import BYTES
 from scaffpd.settings.federation import FederationTerms
-from scaffpd.settings.method_tables import entries
+from scaffpd.settings.methods import entries
 from scaffpd.settings.silo import ALWAYS, SiloFile
 
 # Further rounds that the noise allows for, enough for three stops. A stop may cost almost three:

@@ -227,7 +227,7 @@ def _split(
     return Dataset(file.name, features, goal, held, dropped, extra=extra, goal=whole)
 
 
-def predict(data: Dataset, x: Array, setup: Setup) -> dict[str, list[Any]]:
+def predict(data: Dataset, x: Array, setup: Setup) -> dict[str, Sequence[object] | Array]:
     """Predict all rows of a silo with a target, in the file's order, and return columns.
 
     It takes the linear model x, or the silo's personal model near x.
@@ -247,6 +247,6 @@ def predict(data: Dataset, x: Array, setup: Setup) -> dict[str, list[Any]]:
     return {
         "target": [labels[k] for k in places] if labels else places,
         "predicted": predicted,
-        "probability": (shares.max(1) if shares.shape[1] else np.full(len(X), np.nan)).tolist(),
+        "probability": shares.max(1) if shares.shape[1] else np.full(len(X), np.nan),
         "held out": data.held.tolist(),
     }

@@ -82,62 +82,39 @@ class PrivacyAccount(Protocol):
     """Account of private clients' releases, which a checkpoint stores."""
 
     @property
-    def total(self) -> int:
-        """Number of releases so far."""
-
-    def spent(self) -> Spent:
-        """Return the cost of the releases so far."""
-
-    def pack(self) -> dict[str, NDArray[np.generic]]:
-        """Return the releases as arrays."""
-
-    def merge(self, arrays: dict[str, NDArray[np.generic]]) -> None:
-        """Add the releases of `pack` that are not counted yet."""
+    def total(self) -> int: ...  # Number of releases so far
+    def spent(self) -> Spent: ...
+    def pack(self) -> dict[str, NDArray[np.generic]]: ...
+    # Add the releases of `pack` that are not counted yet
+    def merge(self, arrays: dict[str, NDArray[np.generic]]) -> None: ...
 
 
 class Channel(Protocol):
-    """Access to the clients, wherever they are.
+    """Access to the clients, wherever they are."""
 
-    Attributes:
-        names: the clients, in a fixed order.
-        here: whether clients are in this process, and not at other organisations.
-    """
+    names: tuple[str, ...]  # the clients, in a fixed order
+    here: bool  # whether clients are in this process, and not at other organisations
 
-    names: tuple[str, ...]
-    here: bool
-
+    # Number of numbers that a pass over the training features reads; infinite if unknown
     @property
-    def work(self) -> float:
-        """Number of numbers that a pass over the training features reads; infinite if unknown."""
-
+    def work(self) -> float: ...
+    # Account of private clients' releases; `None` if they have none here
     @property
-    def account(self) -> PrivacyAccount | None:
-        """Account of private clients' releases; `None` if they have none here."""
-
+    def account(self) -> PrivacyAccount | None: ...
+    # Identifier of model, clients and data: a checkpoint is resumed on no other problem
     @property
-    def fingerprint(self) -> str:
-        """Identifier of model, clients and data: a checkpoint is resumed on no other problem."""
-
-    def constants(self) -> Constants:
-        """Return smoothness and convexity of the clients' losses."""
-
-    def start(self) -> Tensor:
-        """Return the default x⁰ (zero for linear models, the module's own parameters otherwise)."""
-
-    def own(self, x: Tensor) -> Tensor | None:
-        """Return every client's u_i(x), (N, d), if the model is `Personal` and they are here."""
-
-    def using(self, l2: Strength | None, strength: Strength | None) -> Channel:
-        """Return access to the same clients with other strengths of their model."""
-
-    def resumed(self, rounds: int) -> None:
-        """Note that a run goes on after so many rounds."""
-
-    def decided(self, status: str | None) -> str | None:
-        """Return whether and how a run ends: the same everywhere, if several run it together."""
-
-    def ask(self, question: Question, chosen: Sequence[int]) -> Reply:
-        """Return the answers of the chosen clients, in that order."""
+    def fingerprint(self) -> str: ...
+    def constants(self) -> Constants: ...
+    def start(self) -> Tensor: ...
+    # every client's u_i(x), (N, d), if the model is `Personal` and they are here
+    def own(self, x: Tensor) -> Tensor | None: ...
+    # access to the same clients with other strengths of their model
+    def using(self, l2: Strength | None, strength: Strength | None) -> Channel: ...
+    def resumed(self, rounds: int) -> None: ...  # Note that a run goes on after so many rounds
+    # whether and how a run ends: the same everywhere, if several run it together
+    def decided(self, status: str | None) -> str | None: ...
+    # the answers of the chosen clients, in that order
+    def ask(self, question: Question, chosen: Sequence[int]) -> Reply: ...
 
 
 class Federation:
@@ -154,28 +131,13 @@ class Federation:
     def __init__(self, channel: Channel, sums: Summer | None = None) -> None:
         self.channel = channel
         self.sums: Summer = PlainSums() if sums is None else sums
-        self._names = tuple(channel.names)
+        self.names = tuple(channel.names)  # of the clients, in a fixed order
         self._like = channel.start()
-        self._traffic = Traffic()
-        everyone = list(range(len(self._names)))
-        self._everyone = ClientSelection(everyone, self._names, self._like, True)
-        # the last x, and the clients that have it: `None` for all of them
-        self._known: tuple[Tensor | None, set[int] | None] = (None, set())
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Names of the clients, in a fixed order."""
-        return self._names
-
-    @property
-    def dimension(self) -> int:
-        """d, the length of x."""
-        return len(self._like)
-
-    @property
-    def traffic(self) -> Traffic:
-        """Traffic so far, by one formula for every runtime; a deployment's `wire` has the bytes."""
-        return self._traffic
+        self.dimension = len(self._like)  # d, the length of x
+        # by one formula for every runtime; a deployment's `wire` has the bytes
+        self.traffic = Traffic()
+        self._everyone = ClientSelection([*range(len(self.names))], self.names, self._like, True)
+        self._known: tuple[Tensor | None, set[int]] = (None, set())  # the last x, and who has it
 
     @property
     def fingerprint(self) -> str:
@@ -194,7 +156,7 @@ class Federation:
 
     def constants(self) -> Constants:
         """Return smoothness and convexity of the clients' losses: one exchange, four scalars up."""
-        self.count(exchanges=1, up=4 * len(self._names))
+        self.count(exchanges=1, up=4 * len(self.names))
         known = self.channel.constants()
         return known if self.sums.allows_projections else replace(known, first_order=True)
 
@@ -213,7 +175,7 @@ class Federation:
 
     def memory(self) -> Memory:
         """Store a zero vector at every client; nothing is sent."""
-        return Memory(self._like.new_zeros(len(self._names), self.dimension), self)
+        return Memory(self._like.new_zeros(len(self.names), self.dimension), self)
 
     def losses(
         self,
@@ -277,7 +239,7 @@ class Federation:
             return None
         if isinstance(at, Gradients) and at.federation is self and at.chosen == asked.chosen:
             return at.question
-        if isinstance(at, Memory) and at.vectors.shape == (len(self._names), self.dimension):
+        if isinstance(at, Memory) and at.vectors.shape == (len(self.names), self.dimension):
             return at.vectors[asked.chosen]
         raise InputError(
             "foreign-answers",
@@ -296,8 +258,8 @@ class Federation:
         question = Scores(self.point(x), split, score)
         reply = self.channel.ask(question, self._everyone.chosen)
         found = {name: self._everyone.scattered(part()) for name, part in reply.numbers.items()}
-        right = found.get("score", np.full(len(self._names), np.nan))
-        return ClientScores(self._names, found["loss"], right, found["count"].astype(np.int64))
+        right = found.get("score", np.full(len(self.names), np.nan))
+        return ClientScores(self.names, found["loss"], right, found["count"].astype(np.int64))
 
     def own_models(self, x: Tensor | NDArray[np.float64]) -> Tensor | None:
         """Return what `Channel.own` has; nothing is sent."""
@@ -317,46 +279,39 @@ class Federation:
     ) -> Reply:
         """Count the cost of a question, and put it; masked vectors come later, with their sums."""
         n = len(asked.chosen)
-        d = self.dimension
         hides = self.sums.hides_vectors
-        up = question.up(d, hides)
+        up = question.up(self.dimension, hides)
         down = self._send(question.sent, asked) if sent is None else sent * n
-        exchanges = alone and (up > 0 or not hides)
-        self.count(exchanges=exchanges, up=up * n, down=down + question.down(d) * n)
+        down += question.down(self.dimension) * n
+        self.count(exchanges=alone and (up > 0 or not hides), up=up * n, down=down)
         return self.channel.ask(question, asked.chosen)
 
     def count(self, *, exchanges: int = 0, up: int = 0, down: int = 0) -> None:
         """Add to the traffic, in numbers of the format of x."""
         size = self._like.element_size()
-        self._traffic.add(exchanges=exchanges, up=up * size, down=down * size)
+        self.traffic.add(exchanges=exchanges, up=up * size, down=down * size)
 
     def selection(self, clients: Clients) -> ClientSelection:
         """Select the clients that a question goes to."""
         if clients is None or clients is self._everyone.chosen:
             return self._everyone
         chosen = [int(i) for i in clients]
-        last = len(self._names) - 1
+        last = len(self.names) - 1
         if not chosen or len(set(chosen)) < len(chosen) or min(chosen) < 0 or max(chosen) > last:
             raise InputError(
                 "clients-not-distinct",
                 f"clients must be distinct numbers from 0 to {last}, got {chosen}.",
             )
         everyone = chosen == self._everyone.chosen
-        return self._everyone if everyone else ClientSelection(chosen, self._names, self._like)
+        return self._everyone if everyone else ClientSelection(chosen, self.names, self._like)
 
     def _send(self, x: Tensor | None, asked: ClientSelection) -> int:
         """Count what is sent so that these clients have x, unless they were just asked about it."""
         if x is None:
             return 0
         last, known = self._known
-        known = known if last is x else set()
-        if known is None:  # everyone has it
-            return 0
-        if asked.everyone:
-            self._known = x, None
-            return (len(asked.chosen) - len(known)) * self.dimension
-        new = set(asked.chosen) - known
-        self._known = x, known | new
+        new = set(asked.chosen) - (known if last is x else set())
+        self._known = x, new | (known if last is x else set())
         return len(new) * self.dimension
 
     def point(self, x: Tensor | ArrayLike, name: str = "x") -> Tensor:

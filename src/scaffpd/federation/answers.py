@@ -34,23 +34,15 @@ Asked = TypeVar("Asked", bound=Question)
 
 @dataclass(frozen=True)
 class ClientSelection:
-    """Selected clients.
+    """Selected clients."""
 
-    Attributes:
-        chosen: their numbers, in the order of their answers.
-        names: names of all clients.
-        like: a tensor in the format of x.
-        everyone: whether these are all clients, in order.
-    """
-
-    chosen: list[int]
-    names: Sequence[str]
-    like: Tensor
-    everyone: bool = False
+    chosen: list[int]  # their numbers, in the order of their answers
+    names: Sequence[str]  # names of all clients
+    like: Tensor  # a tensor in the format of x
+    everyone: bool = False  # whether these are all clients, in order
 
     @cached_property
     def index(self) -> slice | NDArray[np.int64]:
-        """Numbers of the clients, for NumPy."""
         return slice(None) if self.everyone else np.array(self.chosen)
 
     def scattered(self, values: Tensor) -> Vector:
@@ -96,24 +88,19 @@ class Traffic:
 
 
 class Summer(Protocol):
-    """Sums of the clients' vectors.
+    """Sums of the clients' vectors."""
 
-    Attributes:
-        hides_vectors: whether no single vector leaves its client.
-        allows_projections: whether clients reveal their gradients along directions that the
-            server chooses.
-        allows_reweighting: whether clients allow sums of the same vectors with two weightings.
-    """
-
-    hides_vectors: bool
+    hides_vectors: bool  # whether no single vector leaves its client
+    # whether clients reveal their gradients along directions that the server chooses
     allows_projections: bool
-    allows_reweighting: bool
+    allows_reweighting: bool  # whether clients allow sums of the same vectors with two weightings
 
-    def sum(self, part: str, vectors: Vectors, asked: ClientSelection, weights: Vector) -> Tensor:
-        """Return Σ_i w_i v_i over the clients that were asked; `part` names the summed vectors."""
-
-    def error(self, length: int, weights: Vector) -> float:
-        """Bound the error of the last sum due to its format, in norm and per unit of weight."""
+    # Σ_i w_i v_i over the clients that were asked; `part` names the summed vectors
+    def sum(
+        self, part: str, vectors: Vectors, asked: ClientSelection, weights: Vector
+    ) -> Tensor: ...
+    # Bound the error of the last sum due to its format, in norm and per unit of weight
+    def error(self, length: int, weights: Vector) -> float: ...
 
 
 class PlainSums:
@@ -132,7 +119,6 @@ class PlainSums:
         return vectors.sum(sent.to(asked.like.device, non_blocking=True))
 
     def error(self, length: int, weights: Vector) -> float:
-        """Return 0: only rounding."""
         return 0.0
 
 
@@ -140,17 +126,10 @@ class Asker(Protocol):
     """What answers need of the federation that asked."""
 
     @property
-    def sums(self) -> Summer:
-        """How vectors are added up."""
-
-    def ask(self, question: Asked, clients: Clients = None) -> Answers[Asked]:
-        """Put a question to clients."""
-
-    def selection(self, clients: Clients) -> ClientSelection:
-        """Select the clients that a question goes to."""
-
-    def count(self, *, exchanges: int = 0, up: int = 0, down: int = 0) -> None:
-        """Add to the traffic, in numbers of the format of x."""
+    def sums(self) -> Summer: ...
+    def ask(self, question: Asked, clients: Clients = None) -> Answers[Asked]: ...
+    def selection(self, clients: Clients) -> ClientSelection: ...
+    def count(self, *, exchanges: int = 0, up: int = 0, down: int = 0) -> None: ...
 
 
 class Answers(Generic[Asked]):
@@ -205,14 +184,10 @@ class Answers(Generic[Asked]):
 
 
 class Gradients(Answers[GradientsAt]):
-    """Clients' answers at one point x; each keeps its c_i = ∇f_i(x) to itself.
-
-    Attributes:
-        losses: L_i = f_i(x); NaN for clients that were not asked.
-    """
+    """Clients' answers at one point x; each keeps its c_i = ∇f_i(x) to itself."""
 
     main = "c"
-    losses: Vector
+    losses: Vector  # L_i = f_i(x); NaN for clients that were not asked
 
     def __init__(
         self, federation: Asker, question: GradientsAt, asked: ClientSelection, reply: Reply
@@ -224,7 +199,6 @@ class Gradients(Answers[GradientsAt]):
 
     @property
     def x(self) -> Tensor:
-        """Point of the question."""
         return self.question.x
 
     @property
@@ -297,17 +271,12 @@ class Memory:
     """Vectors that clients store from round to round, such as the control variates of SCAFFOLD.
 
     It is immutable: `plus` returns a new one, so that a state can be stored, compared and restored.
-
-    Attributes:
-        vectors: v_i, (N, d).
-        federation: federation of the clients.
     """
 
-    vectors: Tensor = field(repr=False)
-    federation: Asker = field(repr=False, metadata={"transient": True})
+    vectors: Tensor = field(repr=False)  # v_i, (N, d)
+    federation: Asker = field(repr=False, metadata={"transient": True})  # federation of the clients
 
     def sum(self, weights: Vector) -> Tensor:
-        """Return Σ_i w_i v_i."""
         asked = self.federation.selection(None)
         held = Vectors(lambda w: w @ self.vectors, lambda: self.vectors)
         return self.federation.sums.sum("memory", held, asked, asked.checked(weights))
@@ -320,11 +289,9 @@ class Memory:
         A single tensor is the same w for the given clients (all by default).
         """
         if isinstance(vectors, Tensor):
-            rows = self.federation.selection(clients).chosen
-            added = vectors
+            rows, added = self.federation.selection(clients).chosen, vectors
         else:
-            rows = vectors.chosen
-            added = vectors.reply.vectors[vectors.main].each()
+            rows, added = vectors.chosen, vectors.reply.vectors[vectors.main].each()
         changed = self.vectors.clone()
         changed[rows] += scale * added
         return replace(self, vectors=changed)

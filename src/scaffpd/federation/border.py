@@ -18,21 +18,13 @@ QUESTIONS: dict[str, type[Announced]] = {}
 
 
 class Shown(NamedTuple):
-    """A part of an answer that leaves a client.
+    """A part of an answer that leaves a client."""
 
-    Attributes:
-        part: its name.
-        words: what an agreement calls it.
-        each: whether everybody sees each client's own; else only a sum over all clients.
-        extra: whether only some methods ask for it, which then name it.
-        kind: of the question, which fills it in.
-    """
-
-    part: str
-    words: str
-    each: bool = False
-    extra: bool = False
-    kind: str = ""
+    part: str  # its name
+    words: str  # what an agreement calls it
+    each: bool = False  # whether everybody sees each client's own; else only a sum over all clients
+    extra: bool = False  # whether only some methods ask for it, which then name it
+    kind: str = ""  # of the question, which fills it in
 
     @property
     def key(self) -> Part:
@@ -51,18 +43,13 @@ def summed(part: str, words: str, extra: bool = False) -> Shown:
 
 
 class Announced:
-    """A kind of question, whatever it is about, with all that its answers show.
+    """A kind of question, whatever it is about, with all that its answers show."""
 
-    Attributes:
-        kind: its name in messages, in agreements and in `Algorithm.questions`.
-        shows: the parts of its answers.
-        scalars: those that every client reveals as a number; they follow from `shows`.
-        vectors: those that leave a client only in a sum, if sums are masked; likewise.
-    """
-
-    kind: ClassVar[str] = ""
-    shows: ClassVar[tuple[Shown, ...]] = ()
+    kind: ClassVar[str] = ""  # its name in messages, in agreements and in `Algorithm.questions`
+    shows: ClassVar[tuple[Shown, ...]] = ()  # the parts of its answers
+    # those that every client reveals as a number; they follow from `shows`
     scalars: ClassVar[tuple[str, ...]] = ()
+    # those that leave a client only in a sum, if sums are masked; likewise
     vectors: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
@@ -71,8 +58,7 @@ class Announced:
         base = Announced in cls.__bases__
         if not (cls.kind or base) or ours:
             raise InputError(
-                "question-kind-taken",
-                f"A new question needs its own kind; {cls.kind!r} is taken.",
+                "question-kind-taken", f"A new question needs its own kind; {cls.kind!r} is taken."
             )
         cls.shows = tuple(one._replace(kind=cls.kind) for one in cls.shows)
         cls.scalars = tuple(one.part for one in cls.shows if one.each and not one.extra)
@@ -81,7 +67,6 @@ class Announced:
 
     @classmethod
     def named(cls, part: str) -> Shown:
-        """Return a part by its name."""
         return next(one for one in cls.shows if one.part == part)
 
 

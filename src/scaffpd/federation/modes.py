@@ -13,23 +13,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from scaffpd.federation.border import summed
-from scaffpd.federation.questions import ClientSide, Question, Reply
+from scaffpd.federation.questions import ClientSide, Question, Reply, Shapes
 
 
 @dataclass(frozen=True, eq=False)
 class ModesAt(Question):
-    """The clients' own modes at x: value, gradient and Hessian of their minima as functions of x.
-
-    Attributes:
-        tau: τ_j, one number per feature, the same for all outputs; 0 shares the coefficient.
-        scale: s, what a row's loss is divided by: 1, or 2σ² for squared loss.
-        outputs: the number of coefficients of a feature that the Hessian couples: those of a
-            softmax, and else 1.
-        means: whether u_i are posterior means to first order, not modes, and the gradient that of
-            Laplace's approximation; for losses with one output, to report and not to predict.
-        close: the decrease of a client's next Newton step, in nats, at which it may stop.
-        start: an earlier question, from whose u_i the clients start; it changes nothing but time.
-    """
+    """The clients' own modes at x: minima, gradients and Hessians as functions of x."""
 
     kind = "modes"
     shows = (
@@ -40,24 +29,28 @@ class ModesAt(Question):
     symmetric = ("curvature",)
 
     x: Tensor
-    tau: Tensor
-    scale: float = 1.0
+    tau: Tensor  # τ_j, one number per feature, the same for all outputs; 0 shares the coefficient
+    scale: float = 1.0  # s, what a row's loss is divided by: 1, or 2σ² for squared loss
+    # the number of coefficients of a feature that the Hessian couples: those of a softmax, and else
+    # 1
     outputs: int = 1
+    # the decrease of a client's next Newton step, in nats, at which it may stop
     close: float = 1e-8
+    # an earlier question, from whose u_i the clients start; it changes nothing but time
     start: ModesAt | None = None
+    # whether u_i are posterior means to first order, not modes, and the gradient that of Laplace's
+    # approximation; for losses with one output, to report and not to predict
     means: bool = False
 
-    def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
+    def shapes(self, d: int) -> Shapes:
         """Return the shapes of (minimum, log det(I + T^½H_iT^½), n_i), ∇ and ∇²."""
         q = len(self.tau) * self.outputs
         return {"value": (3,), "gradient": (d,), "curvature": (q, q)}
 
     def down(self, d: int) -> int:
-        """Count τ and s."""
         return len(self.tau) + 1
 
     def answer(self, clients: ClientSide) -> Reply:
-        """Solve for all u_i."""
         return Reply({}, clients.modes(self).modes())
 
 
@@ -76,8 +69,7 @@ class ModeSpread(Question):
     C: Tensor
     step: Tensor
 
-    def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
-        """Return the shape of two numbers per row of C."""
+    def shapes(self, d: int) -> Shapes:
         return {"spread": (2, len(self.C))}
 
     def down(self, d: int) -> int:
@@ -85,7 +77,6 @@ class ModeSpread(Question):
         return math.prod(self.step.shape)
 
     def answer(self, clients: ClientSide) -> Reply:
-        """Return two numbers per coefficient."""
         return Reply({}, {"spread": clients.modes(self.at).spread(self.C, self.step)})
 
 
@@ -101,10 +92,8 @@ class OwnCoefficients(ModeSpread):
 
     L: Tensor
 
-    def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
-        """Return the shape of two numbers per row of C."""
+    def shapes(self, d: int) -> Shapes:
         return {"own": (2, len(self.C))}
 
     def answer(self, clients: ClientSide) -> Reply:
-        """Return L u_i and variances."""
         return Reply({}, {"own": clients.modes(self.at).own(self.C, self.step, self.L)})

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from scaffpd.federation.border import summed
 from scaffpd.federation.plans import Vector
-from scaffpd.federation.questions import ClientSide, GradientsAt, Question, Reply, Vectors
+from scaffpd.federation.questions import ClientSide, GradientsAt, Question, Reply, Shapes, Vectors
 from scaffpd.objectives.base import OUT_OF_REACH, Objective
 
 LEAST = 0.9  # of Σ λ_i with which vectors are summed: nobody has more than κ_i/LEAST of a sum
@@ -27,28 +27,20 @@ NUMBERS = 6  # of `OwnSums`, before gradient and Hessian
 
 @dataclass(frozen=True, eq=False)
 class OwnWeights(Question):
-    """How far Σ λ_i is from one at (x, ν): Σ λ_i, Σ φ_i'', and Σ of bounds on φ_i'' above ν.
-
-    Attributes:
-        level: ν, (1,); 0 off the simplex.
-        prior: p_i of every client.
-        objective: (Λ, ψ), which separates.
-    """
+    """How far Σ λ_i is from one at (x, ν): Σ λ_i, Σ φ_i'', and Σ of bounds on φ_i'' above ν."""
 
     kind = "own_weights"
     shows = (summed("terms", "how far the weights, which only silos know, are from a sum of one"),)
 
     x: Tensor
-    level: Tensor
-    prior: Tensor
-    objective: Objective
+    level: Tensor  # ν, (1,); 0 off the simplex
+    prior: Tensor  # p_i of every client
+    objective: Objective  # (Λ, ψ), which separates
 
-    def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
-        """Return the shape of three numbers."""
+    def shapes(self, d: int) -> Shapes:
         return {"terms": (3,)}
 
     def down(self, d: int) -> int:
-        """Count ν."""
         return 1
 
     @cached_property
@@ -63,7 +55,6 @@ class OwnWeights(Question):
         return other
 
     def answer(self, clients: ClientSide) -> Reply:
-        """Evaluate at x."""
         losses = clients.point(self.at).losses.double().cpu().numpy()
         found = self.objective._conjugate(losses - float(self.level), self.prior.numpy())
         rows = torch.from_numpy(np.stack(found[1:], 1))
@@ -76,10 +67,6 @@ class OwnSums(Question):
 
     A sum has, in this order: Σ λ_i; Σ φ_i(L_i + e_i − ν), Σ λ_i (L_i − e_i − ν) and Σ ψ_i(λ_i), for
     a certificate; Σ λ_i ε_i; sizes of all terms, for their rounding; Σ λ_i c_i; Σ λ_i H_i by rows.
-
-    Attributes:
-        first: the question before.
-        level: ν.
     """
 
     kind = "own_sums"
@@ -87,20 +74,17 @@ class OwnSums(Question):
         summed("sums", "losses, weights, gradients and Hessians, weighted as only silos know"),
     )
 
-    first: OwnWeights
-    level: Tensor
+    first: OwnWeights  # the question before
+    level: Tensor  # ν
 
     @property
     def at(self) -> GradientsAt:
-        """Question about losses and gradients at x."""
         return self.first.at
 
-    def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
-        """Return the shape of all numbers."""
+    def shapes(self, d: int) -> Shapes:
         return {"sums": (NUMBERS + d + d * (d + 1) // 2,)}
 
     def down(self, d: int) -> int:
-        """Count ν."""
         return 1
 
     def answer(self, clients: ClientSide) -> Reply:

@@ -46,15 +46,10 @@ class LocalPlan:
 
 @dataclass(frozen=True)
 class ProximalPlan:
-    """Local model to solve, in place of local steps: argmin ½dᵀH_i d + (β/2)‖d‖²_D − ⟨c, d⟩.
+    """Local model to solve, in place of local steps: argmin ½dᵀH_i d + (β/2)‖d‖²_D − ⟨c, d⟩."""
 
-    Attributes:
-        pull: β.
-        metric: D, the diagonal of a matrix, the same for all outputs of a feature.
-    """
-
-    pull: float
-    metric: Tensor
+    pull: float  # β
+    metric: Tensor  # D, the diagonal of a matrix, the same for all outputs of a feature
 
 
 @dataclass(frozen=True)
@@ -88,7 +83,6 @@ class Constants:
     ridge: Vector | None = field(default=None, metadata={"transient": True})
 
     def only(self, clients: list[int]) -> Constants:
-        """Select some of the clients."""
         names = ("smoothness", "strong_convexity", "steepest", "samples")
         return replace(self, **{name: getattr(self, name)[clients] for name in names})
 
@@ -122,16 +116,11 @@ class Restriction(NamedTuple, Generic[Array]):
     """The clients' losses at one point to second order, in the span of V = [v_1 … v_k].
 
     Clients compute with tensors, the server with arrays.
-
-    Attributes:
-        slopes: g_i = Vᵀc_i, (N, k).
-        curvature: Q = Σ w_i VᵀH_iV, (k, k).
-        sizes: ‖c_i‖² in the metric D⁻¹, (N,).
     """
 
-    slopes: Array
-    curvature: Array
-    sizes: Array
+    slopes: Array  # g_i = Vᵀc_i, (N, k)
+    curvature: Array  # Q = Σ w_i VᵀH_iV, (k, k)
+    sizes: Array  # ‖c_i‖² in the metric D⁻¹, (N,)
 
 
 @dataclass(frozen=True)

@@ -31,17 +31,11 @@ def same_point(a: Tensor, b: Tensor) -> bool:
 
 
 class SharedSum(NamedTuple):
-    """A sum of vectors to which every client has added its share of the noise.
+    """A sum of vectors to which every client has added its share of the noise."""
 
-    Attributes:
-        parts: what every client adds, (n, d), whole numbers of which only the sum may be seen.
-        unit: the size of a unit.
-        public: what is added to the sum, of public numbers.
-    """
-
-    parts: Tensor
-    unit: float
-    public: Tensor
+    parts: Tensor  # what every client adds, (n, d), whole numbers of which only the sum may be seen
+    unit: float  # the size of a unit
+    public: Tensor  # what is added to the sum, of public numbers
 
     def total(self, added: Tensor | None = None) -> Tensor:
         """Return the sum, from the parts as somebody else has added them up, or as they are."""
@@ -51,22 +45,15 @@ class SharedSum(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Vectors:
-    """Handle on one vector per client, v_i, each where it was computed.
+    """Handle on one vector per client, v_i, each where it was computed."""
 
-    Attributes:
-        sum: Σ_i w_i v_i, for the weights of these clients.
-        each: the v_i themselves, (n, …).
-        squares: ‖v_i‖² per client, if cheaper than the v_i.
-        shape: shape of a v_i, if it is not that of x.
-        addends: w → each client's noisy addend of the sum, if clients share the noise.
-        double_weights: whether `sum` takes weights in double precision, for any format of x.
-    """
-
-    sum: Callable[[Tensor], Tensor]
-    each: Callable[[], Tensor]
-    squares: Callable[[], Tensor] | None = None
-    shape: tuple[int, ...] = ()
+    sum: Callable[[Tensor], Tensor]  # Σ_i w_i v_i, for the weights of these clients
+    each: Callable[[], Tensor]  # the v_i themselves, (n, …)
+    squares: Callable[[], Tensor] | None = None  # ‖v_i‖² per client, if cheaper than the v_i
+    shape: tuple[int, ...] = ()  # shape of a v_i, if it is not that of x
+    # w → each client's noisy addend of the sum, if clients share the noise
     addends: Callable[..., SharedSum] | None = None
+    # whether `sum` takes weights in double precision, for any format of x
     double_weights: bool = False
 
     @classmethod
@@ -76,20 +63,16 @@ class Vectors:
         return cls(made.sum, made.each, squares, (), getattr(made, "shares", None), fine)
 
     def norms(self) -> Tensor:
-        """Return ‖v_i‖² per client."""
         return self.each().square().sum(1) if self.squares is None else self.squares()
 
 
 @dataclass(frozen=True)
 class Reply:
-    """Answers of some clients.
+    """Answers of some clients."""
 
-    Attributes:
-        numbers: numbers of every client, (n, …), by name, computed when called.
-        vectors: handles on vectors that stay with the clients until a sum asks for them.
-    """
-
+    # numbers of every client, (n, …), by name, computed when called
     numbers: Mapping[str, Callable[[], Tensor]] = field(default_factory=dict)
+    # handles on vectors that stay with the clients until a sum asks for them
     vectors: Mapping[str, Vectors] = field(default_factory=dict)
 
 
@@ -98,109 +81,77 @@ class EvaluatedPoint(Protocol):
 
     losses: Tensor
 
-    def sum(self, weights: Tensor) -> Tensor:
-        """Return Σ_i w_i c_i."""
-
-    def norms(self) -> Tensor:
-        """Return ‖c_i‖² per client."""
-
-    def each(self) -> Tensor:
-        """Return the c_i themselves, (N, d)."""
-
-    def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> Restriction[Tensor]:
-        """Return slopes, curvature and norms along V, (d, k), for w and the diagonal D."""
-
-    def curvatures(self, V: Tensor) -> Tensor:
-        """Return every client's VᵀH_iV, (N, k, k)."""
-
-    def hessian(self, weights: Tensor) -> Tensor:
-        """Return Σ_i w_i H_i, (d, d), in double precision."""
-
-    def diagonal(self, weights: Tensor) -> Tensor:
-        """Return Σ_i w_i diag H_i; raise `InputError` if it is not available."""
-
-    def diagonals(self) -> Tensor:
-        """Return every client's diag H_i, (N, d); raise `InputError` if it is not available."""
-
-    def rounding(self) -> tuple[Tensor, Tensor]:
-        """Bound the rounding errors of L_i and of c_i (its norm); infinite if unknown."""
+    def sum(self, weights: Tensor) -> Tensor: ...  # Σ_i w_i c_i
+    def norms(self) -> Tensor: ...  # ‖c_i‖² per client
+    def each(self) -> Tensor: ...  # the c_i themselves, (N, d)
+    # slopes, curvature and norms along V, (d, k), for w and the diagonal D
+    def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> Restriction[Tensor]: ...
+    def curvatures(self, V: Tensor) -> Tensor: ...  # every client's VᵀH_iV, (N, k, k)
+    def hessian(self, weights: Tensor) -> Tensor: ...  # Σ_i w_i H_i, (d, d), in double precision
+    # Σ_i w_i diag H_i; raise `InputError` if it is not available
+    def diagonal(self, weights: Tensor) -> Tensor: ...
+    # every client's diag H_i, (N, d); raise `InputError` if it is not available
+    def diagonals(self) -> Tensor: ...
+    # Bound the rounding errors of L_i and of c_i (its norm); infinite if unknown
+    def rounding(self) -> tuple[Tensor, Tensor]: ...
 
 
 class Displacements(Protocol):
     """d_i = x − u_{i,J} of all clients after one batch of local steps."""
 
-    def sum(self, weights: Tensor) -> Tensor:
-        """Return Σ_i w_i d_i."""
-
-    def each(self) -> Tensor:
-        """Return the d_i themselves, (N, d)."""
+    def sum(self, weights: Tensor) -> Tensor: ...  # Σ_i w_i d_i
+    def each(self) -> Tensor: ...  # the d_i themselves, (N, d)
 
 
 class OwnModes(Protocol):
     """Own models u_i of all clients around one x, for `ModesAt` and `ModeSpread`."""
 
-    def modes(self) -> dict[str, Vectors]:
-        """Return minima, gradients and Hessians as functions of x."""
-
-    def spread(self, C: Tensor, step: Tensor) -> Vectors:
-        """Return squared distances to x and their degrees of freedom."""
-
-    def own(self, C: Tensor, step: Tensor, L: Tensor) -> Vectors:
-        """Return L u_i, and the variances of its parts."""
+    def modes(self) -> dict[str, Vectors]: ...  # minima, gradients and Hessians as functions of x
+    # squared distances to x and their degrees of freedom
+    def spread(self, C: Tensor, step: Tensor) -> Vectors: ...
+    # L u_i, and the variances of its parts
+    def own(self, C: Tensor, step: Tensor, L: Tensor) -> Vectors: ...
 
 
 class ClientSide(Protocol):
     """Clients that answer a question: their numerics, and what they remember."""
 
-    def losses(self, x: Tensor, batch_size: int | None, key: Key) -> Tensor:
-        """Return f_i(x) without the gradients."""
-
-    def point(self, at: GradientsAt) -> EvaluatedPoint:
-        """Evaluate a point, once for as long as the question is in use."""
-
+    # f_i(x) without the gradients
+    def losses(self, x: Tensor, batch_size: int | None, key: Key) -> Tensor: ...
+    # Evaluate a point, once for as long as the question is in use
+    def point(self, at: GradientsAt) -> EvaluatedPoint: ...
     def local_updates(
-        self,
-        x: Tensor,
-        at: GradientsAt | Tensor | None,
-        correction: Tensor | None,
-        plan: LocalPlan,
-    ) -> Displacements:
-        """Take local steps from x."""
-
+        self, x: Tensor, at: GradientsAt | Tensor | None, correction: Tensor | None, plan: LocalPlan
+    ) -> Displacements: ...  # Take local steps from x
     def proximal_steps(
         self, at: GradientsAt, correction: Tensor, plan: ProximalPlan
-    ) -> Displacements:
-        """Solve the clients' local models at the answered point."""
-
-    def modes(self, at: Question) -> OwnModes:
-        """Solve for the clients' own models, once for as long as the question is in use."""
-
-    def scores(self, x: Tensor, split: str) -> tuple[Vector, Vector, NDArray[np.int64]]:
-        """Return loss, score and number of samples on the "train" or "test" rows."""
+    ) -> Displacements: ...  # Solve the clients' local models at the answered point
+    # Solve for the clients' own models, once for as long as the question is in use
+    def modes(self, at: Question) -> OwnModes: ...
+    # loss, score and number of samples on the "train" or "test" rows
+    def scores(self, x: Tensor, split: str) -> tuple[Vector, Vector, NDArray[np.int64]]: ...
 
 
+Shapes = dict[str, tuple[int, ...]]  # of parts of an answer
 SPLITS = ("train", "test")
 LOSS = "your loss at every point that the method visits"
 
 
 @dataclass(frozen=True, eq=False)
 class Question(Announced):
-    """Question to all clients at once.
+    """Question to all clients at once."""
 
-    Attributes:
-        symmetric: parts that are symmetric matrices, of which half is counted.
-    """
-
+    # parts that are symmetric matrices, of which half is counted
     symmetric: ClassVar[tuple[str, ...]] = ()
 
-    def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
+    def shapes(self, d: int) -> Shapes:
         """Return the shapes of the parts of a client's answer besides `scalars`; d is that of x."""
         return dict.fromkeys(self.vectors, (d,))
 
-    def revealed(self, d: int) -> dict[str, tuple[int, ...]]:
+    def revealed(self, d: int) -> Shapes:
         """Return the shapes of the parts that every client reveals with its answer."""
         shapes = {part: own for part, own in self.shapes(d).items() if part not in self.vectors}
-        return dict[str, tuple[int, ...]](dict.fromkeys(self.scalars, ())) | shapes
+        return Shapes(dict.fromkeys(self.scalars, ())) | shapes
 
     def answer(self, clients: ClientSide) -> Reply:
         """Answer for all clients."""
@@ -238,7 +189,6 @@ class Losses(Question):
     key: Key = (0,)
 
     def answer(self, clients: ClientSide) -> Reply:
-        """Return L_i."""
         losses = clients.losses(self.x, self.batch_size, self.key)
         return Reply({"loss": lambda: losses})
 
@@ -270,13 +220,7 @@ class GradientsAt(Losses):
 
 @dataclass(frozen=True, eq=False)
 class LocalSteps(Question):
-    """Local steps: d_i = x − u_{i,J} after J of them from x, and the same at the plan's snapshot.
-
-    Attributes:
-        at: the point at which c_i was answered, or the clients' stored c_i, (n, d); `None` leaves
-            c_i out.
-        correction: c; `None` leaves it out.
-    """
+    """Local steps: d_i = x − u_{i,J} after J of them from x, and at the plan's snapshot."""
 
     kind = "local_updates"
     shows = (
@@ -286,12 +230,12 @@ class LocalSteps(Question):
     )
 
     x: Tensor
+    # the point at which c_i was answered, or the clients' stored c_i, (n, d); `None` leaves c_i out
     at: GradientsAt | Tensor | None
-    correction: Tensor | None
+    correction: Tensor | None  # c; `None` leaves it out
     plan: LocalPlan
 
-    def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of d_i, and of the snapshot if there is one."""
+    def shapes(self, d: int) -> Shapes:
         return dict.fromkeys(self.vectors[: 1 if self.plan.snapshot is None else 2], (d,))
 
     @property
@@ -301,7 +245,6 @@ class LocalSteps(Question):
         return None if known else self.x
 
     def down(self, d: int) -> int:
-        """Count the correction."""
         return 0 if self.correction is None else d
 
     def answer(self, clients: ClientSide) -> Reply:
@@ -329,11 +272,9 @@ class ProximalSteps(Question):
     plan: ProximalPlan
 
     def down(self, d: int) -> int:
-        """Count the correction and β."""
         return d + 1
 
     def answer(self, clients: ClientSide) -> Reply:
-        """Solve all local models."""
         done = clients.proximal_steps(self.at, self.correction, self.plan)
         return Reply({}, {"d": Vectors(done.sum, done.each)})
 
@@ -354,8 +295,7 @@ class Curvature(Question):
     V: Tensor
     metric: Tensor
 
-    def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the slopes along k columns, and of a k × k matrix."""
+    def shapes(self, d: int) -> Shapes:
         k = self.V.shape[1]
         return {"slopes": (k,), "curvature": (k, k)}
 
@@ -392,8 +332,7 @@ class Hessian(Question):
 
     at: GradientsAt
 
-    def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
-        """Return the shape of a matrix."""
+    def shapes(self, d: int) -> Shapes:
         return {"hessian": (d, d)}
 
     def answer(self, clients: ClientSide) -> Reply:
@@ -414,18 +353,13 @@ class Diagonal(Question):
     at: GradientsAt
 
     def answer(self, clients: ClientSide) -> Reply:
-        """Return the diagonals, or their weighted sum."""
         point = clients.point(self.at)
         return Reply({}, {"diagonal": Vectors(point.diagonal, point.diagonals)})
 
 
 @dataclass(frozen=True, eq=False)
 class Scores(Question):
-    """Loss, score and number of samples on "train" or "test" rows, for the logs: not counted.
-
-    Attributes:
-        score: whether to compute the score; else it is NaN. Silos reveal few of them.
-    """
+    """Loss, score and number of samples on "train" or "test" rows, for the logs: not counted."""
 
     kind = "evaluate"
     shows = (
@@ -437,18 +371,16 @@ class Scores(Question):
 
     x: Tensor
     split: str = "train"
-    score: bool = True
+    score: bool = True  # whether to compute the score; else it is NaN. Silos reveal few of them.
 
     def __post_init__(self) -> None:
         if self.split not in SPLITS:
             raise unknown("split", self.split, SPLITS)
 
-    def revealed(self, d: int) -> dict[str, tuple[int, ...]]:
-        """Return the score as well, if it is asked for."""
+    def revealed(self, d: int) -> Shapes:
         return super().revealed(d) | ({"score": ()} if self.score else {})
 
     def answer(self, clients: ClientSide) -> Reply:
-        """Return two or three numbers per client."""
         loss, right, count = clients.scores(self.x, self.split)
         parts = {"loss": loss, "count": count} | ({"score": right} if self.score else {})
         found = {name: np.asarray(part, dtype=np.float64) for name, part in parts.items()}

@@ -127,7 +127,7 @@ class Objective(ABC):
     strengths: ClassVar[Any] = None
     prior: Vector | None
 
-    def __init__(self, prior: Sequence[float] | ArrayLike | None = None) -> None:
+    def __init__(self, prior: ArrayLike | None = None) -> None:
         self.prior = None if prior is None else _checked_prior(type(self).__name__, prior)
 
     @property
@@ -143,17 +143,16 @@ class Objective(ABC):
             )
         return self.with_arguments(**{self.parameter: value})
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, object]:
         """Return the arguments that it was made with, by name."""
         return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
-    def with_arguments(self, **changes: Any) -> Self:
+    def with_arguments(self, **changes: object) -> Self:
         """Return the same objective with some arguments changed, which are checked."""
         held = {name: value for name, value in self.arguments().items() if name not in changes}
-        other = type(self)(**held, **changes)
-        vars(other).update(
-            {k: v for k, v in vars(self).items() if k in held or k not in vars(other)}
-        )
+        other = type(self)(**held, **changes)  # type: ignore[arg-type]  # checked there
+        mine = vars(self).items()
+        vars(other).update({k: v for k, v in mine if k in held or k not in vars(other)})
         return other
 
     def weights(self, n: int) -> Vector:
@@ -300,23 +299,22 @@ def _checked_prior(owner: str, prior: ArrayLike) -> Vector:
             f"{owner} needs prior weights within a factor 1e50 of each other, got {p.min():g} and "
             f"{p.max():g}.",
         )
-    normalised: Vector = p / p.max()
-    normalised /= normalised.sum()
-    return normalised
+    p = p / p.max()  # its sum does not overflow
+    return np.asarray(p / p.sum())
 
 
 OUT_OF_REACH = 1e12  # in the place of +∞, where a sum has to be finite
 LARGEST = 1e50  # larger losses mean divergence, and products of several of them would overflow
 
 
+LIMITS = f"between {1.0 / LARGEST:g} and {LARGEST:g}"
+
+
 def read_scale(owner: str, name: str, value: object) -> float:
     """Check that `value` is a positive number small enough to be multiplied without overflow."""
     number = positive(owner, name, value)
     if not 1.0 / LARGEST <= number <= LARGEST:
-        raise InputError(
-            "scale-out-of-range",
-            f"{owner} needs {name} between {1.0 / LARGEST:g} and {LARGEST:g}, got {value!r}.",
-        )
+        raise InputError("scale-out-of-range", f"{owner} needs {name} {LIMITS}, got {value!r}.")
     return number
 
 
@@ -333,10 +331,9 @@ def read_scales(owner: str, name: str, values: ArrayLike, n: int) -> Scale:
     usable = (vector >= 1.0 / LARGEST) & (vector <= LARGEST)
     if not usable.all():
         first = int(np.argmin(usable))
-        limits = f"between {1.0 / LARGEST:g} and {LARGEST:g}"
         raise InputError(
             "scale-out-of-range",
-            f"{owner} needs {name} {limits}, but client {first} has {vector[first]}.",
+            f"{owner} needs {name} {LIMITS}, but client {first} has {vector[first]}.",
         )
     return vector
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -50,7 +48,7 @@ class ChiSquare(Objective):
     meaning = "ρ says how fair: small looks at those served worst, large at the average"
 
     def __init__(
-        self, rho: float, prior: Sequence[float] | ArrayLike | None = None, cap: float | None = None
+        self, rho: float, prior: ArrayLike | None = None, cap: float | None = None
     ) -> None:
         self.rho = read_scale("ChiSquare", "rho", rho)
         self.cap = None if cap is None else read_scale("ChiSquare", "cap", cap)
@@ -66,7 +64,6 @@ class ChiSquare(Objective):
         return np.geomspace(WIDEST * scale, NARROWEST * scale, points)
 
     def caps(self, n: int) -> Vector | None:
-        """Return κ of every client."""
         return None if self.cap is None else np.full(n, self.cap)
 
     def weights(self, n: int) -> Vector:
@@ -86,7 +83,6 @@ class ChiSquare(Objective):
         return prior if inside else self._maximizer(np.zeros(len(prior)))
 
     def _value(self, weights: Vector) -> float:
-        """Return (ρ/2) Σ (λ_i − p_i)²/p_i."""
         p = self.weights(len(weights))
         return float(0.5 * self.rho * np.add.reduce((weights - p) ** 2 / p))
 
@@ -117,12 +113,9 @@ class ChiSquare(Objective):
         return 0.0 if caps is None else simplex.share_above(weights, caps)
 
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
-        """Return the step: d_i on the clients strictly between zero and the cap, zero elsewhere."""
         rate = self._rate(len(s), sigma)
         weights = self._projected(s, old / sigma, rate)
-        caps = self.caps(len(s))
-        free = weights > 0.0 if caps is None else (weights > 0.0) & (weights < caps)
-        return simplex.simplex_step(weights, rate * free)
+        return simplex.capped_step(weights, rate, np.inf if self.cap is None else self.cap)
 
     @property
     def separable(self) -> bool:
@@ -145,7 +138,6 @@ class ChiSquare(Objective):
         return value, weights, slope, np.where(free > 0.0, p / self.rho, 0.0)
 
     def largest(self, n: int) -> float:
-        """Return κ."""
         return 1.0 if self.cap is None else self.cap
 
     def strong_convexity(self, n: int) -> float:
@@ -215,9 +207,7 @@ class Agnostic(Objective):
         return float(losses.max())
 
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
-        """Return the step: d_i = σ_i on the clients with weight, zero elsewhere."""
-        weights = self._prox(s, old, sigma)
-        return simplex.simplex_step(weights, np.where(weights > 0.0, sigma, 0.0))
+        return simplex.capped_step(self._prox(s, old, sigma), sigma)
 
 
 class Average(Objective):
@@ -228,7 +218,6 @@ class Average(Objective):
     """
 
     def _maximizer(self, losses: Vector) -> Vector:
-        """Return the prior p."""
         return self.weights(len(losses)).copy()
 
     def _ceiling(self, losses: Vector) -> float:
@@ -244,12 +233,10 @@ class Average(Objective):
         return p * t, p, np.zeros(len(p)), np.zeros(len(p))
 
     def largest(self, n: int) -> float:
-        """Return the largest p_i."""
         return float(self.weights(n).max())
 
     def _stretch(self, weights: Vector) -> float:
         return simplex.share_above(weights, self.weights(len(weights)))
 
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
-        """Return the prior p, which never moves."""
         return ProxStep(self.weights(len(s)).copy(), np.zeros(len(s)), np.empty((0, len(s))))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -33,7 +31,7 @@ class ChiSquareBall(Objective):
         lambda losses, points: np.geomspace(0.01, 0.9, points) * (len(losses) - 1)
     )
 
-    def __init__(self, delta: float, prior: Sequence[float] | ArrayLike | None = None) -> None:
+    def __init__(self, delta: float, prior: ArrayLike | None = None) -> None:
         self.delta = read_scale("ChiSquareBall", "delta", delta)
         super().__init__(prior)
 
@@ -91,7 +89,6 @@ class ChiSquareBall(Objective):
 
 
 def _distance(weights: Vector, p: Vector) -> float:
-    """Return Σ (λ_i − p_i)²/p_i."""
     return float(np.sum((weights - p) ** 2 / p))
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -35,7 +33,7 @@ class CVaR(Objective):
         lambda losses, points: np.geomspace(1.0, 1.0 / len(losses), points + 2)[1:-1]
     )
 
-    def __init__(self, alpha: float, prior: Sequence[float] | ArrayLike | None = None) -> None:
+    def __init__(self, alpha: float, prior: ArrayLike | None = None) -> None:
         self.alpha = read_scale("CVaR", "alpha", alpha)
         if self.alpha > 1.0:
             raise InputError("alpha-out-of-range", f"CVaR needs 0 < alpha <= 1, got {alpha!r}.")
@@ -46,7 +44,6 @@ class CVaR(Objective):
         return np.minimum(self.weights(n) / self.alpha, 1.0)
 
     def largest(self, n: int) -> float:
-        """Return the largest cap."""
         return float(self.caps(n).max())
 
     def _prox(self, s: Vector, old: Vector, sigma: Scale) -> Vector:
@@ -85,10 +82,7 @@ class CVaR(Objective):
         return simplex.share_above(weights, self.weights(len(weights)) / self.alpha)
 
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
-        """Return the step: d_i = σ_i strictly between zero and the cap, zero elsewhere."""
-        weights = self._prox(s, old, sigma)
-        free = (weights > 0.0) & (weights < self.caps(len(weights)))
-        return simplex.simplex_step(weights, np.where(free, sigma, 0.0))
+        return simplex.capped_step(self._prox(s, old, sigma), sigma, self.caps(len(s)))
 
     def _quantile(self, losses: Vector) -> float:
         """Return the loss at which the clients, worst first, reach prior weight α."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -36,14 +35,12 @@ class Nash(Objective):
         prior: bargaining power p, 1/N each if not given.
     """
 
-    simplex: ClassVar[bool] = False
+    simplex = False
     parameter = "b"
     meaning = "b is the loss that a client could fall back to"
     b: float | Vector
 
-    def __init__(
-        self, b: float | ArrayLike, prior: Sequence[float] | ArrayLike | None = None
-    ) -> None:
+    def __init__(self, b: float | ArrayLike, prior: ArrayLike | None = None) -> None:
         if isinstance(b, int | float | np.number):
             self.b = float(finite_vector("Nash", "b", [float(b)])[0])
         else:
@@ -51,7 +48,6 @@ class Nash(Objective):
         super().__init__(prior)
 
     def levels(self, n: int) -> Vector:
-        """Return the levels b for `n` clients."""
         if isinstance(self.b, float):
             return np.full(n, self.b)
         if len(self.b) != n:
@@ -61,7 +57,6 @@ class Nash(Objective):
         return self.b
 
     def _value(self, weights: Vector) -> float:
-        """Return Σ λ_i b_i − p_i − p_i log(λ_i/p_i); +∞ unless every weight is positive."""
         p = self.weights(len(weights))
         b = self.levels(len(weights))
         if weights.min() <= 0.0:
@@ -74,7 +69,6 @@ class Nash(Objective):
         return self.weights(len(losses)) / (self.levels(len(losses)) - losses)
 
     def _support(self, losses: Vector) -> float:
-        """Return −Σ p_i log(b_i − L_i); +∞ if a loss is not below b."""
         gain = self.levels(len(losses)) - losses
         if gain.min() <= 0.0:
             return float("inf")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -39,20 +38,19 @@ class QFair(Objective):
         prior: reference weights p, 1/N each if not given.
     """
 
-    simplex: ClassVar[bool] = False
-    positive: ClassVar[bool] = True
+    simplex = False
+    positive = True
     parameter = "q"
     symbol = "q"
     usual = 1.0
     meaning = "q is 0 for the average, and fairer the larger it is"
     strengths = staticmethod(lambda losses, points: np.geomspace(0.1, 5.0, points))
 
-    def __init__(self, q: float, prior: Sequence[float] | ArrayLike | None = None) -> None:
+    def __init__(self, q: float, prior: ArrayLike | None = None) -> None:
         self.q = read_scale("QFair", "q", q)
         super().__init__(prior)
 
     def check(self, losses: Vector, names: Sequence[object]) -> None:
-        """Refuse losses below zero."""
         if losses.min() < 0:
             raise InputError(
                 "loss-below-zero",
@@ -60,7 +58,6 @@ class QFair(Objective):
             )
 
     def _value(self, weights: Vector) -> float:
-        """Return Σ p_i (q/(q+1)) (λ_i/p_i)^{(q+1)/q}; +∞ if a weight is negative."""
         p = self.weights(len(weights))
         q = self.q
         if weights.min() < 0.0:
@@ -74,7 +71,6 @@ class QFair(Objective):
             return self.weights(len(losses)) * np.maximum(losses, 0.0) ** self.q
 
     def _support(self, losses: Vector) -> float:
-        """Return Σ p_i [L_i]₊^{q+1}/(q+1)."""
         with np.errstate(over="ignore"):
             powers = np.maximum(losses, 0.0) ** (self.q + 1.0)
             return inner(self.weights(len(losses)), powers) / (self.q + 1.0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from scaffpd.objectives.base import EPSILON, ProxStep, Vector, above, inner, roundings
+from scaffpd.objectives.base import EPSILON, ProxStep, Scale, Vector, above, inner, roundings
 
 UNEQUAL = 1e3  # ratio of rates in a projection above which a second pass is worth it
 
@@ -106,6 +106,12 @@ def project_capped(z: Vector, caps: Vector, w: Vector) -> tuple[Vector, float]:
 def simplex_step(weights: Vector, slope: Vector) -> ProxStep:
     """Return the step to λ_i = h_i(s_i − ν) with Σ λ_i = 1, of slope d_i = h_i'."""
     return ProxStep(weights, slope, np.ones((1, len(weights))))
+
+
+def capped_step(weights: Vector, slope: Scale, caps: Vector | float = np.inf) -> ProxStep:
+    """Return the same where d_i is zero unless λ_i lies strictly between zero and the cap."""
+    free = (weights > 0.0) & (weights < caps)
+    return simplex_step(weights, np.where(free, slope, 0.0))
 
 
 def share_above(weights: Vector, caps: Vector) -> float:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import xlog1py, xlogy
@@ -45,7 +43,7 @@ class Tilted(Objective):
     meaning = ChiSquare.meaning
     strengths = staticmethod(ChiSquare.strengths)
 
-    def __init__(self, rho: float, prior: Sequence[float] | ArrayLike | None = None) -> None:
+    def __init__(self, rho: float, prior: ArrayLike | None = None) -> None:
         self.rho = read_scale("Tilted", "rho", rho)
         super().__init__(prior)
 
@@ -87,7 +85,6 @@ class Tilted(Objective):
         return simplex.normalised(self.weights(len(losses)) * tilts)
 
     def _support(self, losses: Vector) -> float:
-        """Return ρ log Σ p_i exp(L_i/ρ)."""
         p = self.weights(len(losses))
         worst = losses.max()
         tilt = (losses - worst) / self.rho
@@ -145,7 +142,6 @@ class Tilted(Objective):
         return self.rho
 
     def curvature(self, weights: Vector) -> float:
-        """Return ρ / max_i λ_i."""
         return float(self.rho / weights.max())
 
 

@@ -54,40 +54,27 @@ def least_noise(budget: float, delta: float) -> float:
 
 
 class ReleaseEntry(NamedTuple):
-    """A question that a client answers.
+    """A question that a client answers."""
 
-    Attributes:
-        client: its number.
-        mark: identifies the question.
-        noise: z of every release.
-        times: number of releases; a longer plan of local steps contains the shorter one.
-    """
-
-    client: int
-    mark: bytes
-    noise: float
-    times: int = 1
+    client: int  # its number
+    mark: bytes  # identifies the question
+    noise: float  # z of every release
+    times: int = 1  # number of releases; a longer plan of local steps contains the shorter one
 
 
 @dataclass(eq=False, repr=False)
 class Account:
-    """Account of the releases of N clients.
+    """Account of the releases of N clients."""
 
-    Attributes:
-        names: the clients.
-        delta: δ.
-        budget: the largest ε that a client may spend; `None` counts and never refuses.
-        wider: another account of the same releases, with a budget of its own: what either cannot
-            afford, neither counts.
-        entries: everything that was answered, by its mark.
-        counted: the same in the order in which it was counted.
-    """
-
-    names: Sequence[str]
-    delta: float
-    budget: float | None
+    names: Sequence[str]  # the clients
+    delta: float  # δ
+    budget: float | None  # the largest ε that a client may spend; `None` counts and never refuses
+    # another account of the same releases, with a budget of its own: what either cannot afford,
+    # neither counts
     wider: Account | None = None
+    # everything that was answered, by its mark
     entries: dict[bytes, ReleaseEntry] = field(default_factory=dict, init=False)
+    # the same in the order in which it was counted
     counted: list[ReleaseEntry] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
@@ -95,7 +82,6 @@ class Account:
 
     @property
     def total(self) -> int:
-        """Number of releases so far."""
         return sum(entry.times for entry in self.entries.values())
 
     def charge(self, entries: Sequence[ReleaseEntry]) -> None:
@@ -141,12 +127,10 @@ class Account:
         return self.entries[mark].times if mark in self.entries else 0
 
     def spent(self) -> Spent:
-        """Return what every client has spent."""
         each = np.array([epsilon(float(own), self.delta) for own in self.sums])
         return Spent(tuple(self.names), each, self.delta)
 
     def pack(self) -> dict[str, NDArray[np.generic]]:
-        """Return every entry as arrays, for a checkpoint."""
         entries = list(self.entries.values())
         marks = np.frombuffer(b"".join(entry.mark for entry in entries), dtype=np.uint8)
         return {
@@ -158,6 +142,6 @@ class Account:
 
     def merge(self, arrays: Mapping[str, NDArray[np.generic]]) -> None:
         """Add what an earlier part of the run has released; what both have answered counts once."""
-        columns = [arrays[f"privacy.{name}"] for name in ("clients", "marks", "noise", "times")]
-        rows = zip(*columns, strict=True)
+        names = ("clients", "marks", "noise", "times")
+        rows = zip(*(arrays[f"privacy.{name}"] for name in names), strict=True)
         self.count([ReleaseEntry(int(i), m.tobytes(), float(z), int(n)) for i, m, z, n in rows])

@@ -74,23 +74,14 @@ class CountNoise:
 
 @dataclass(eq=False)
 class PrivateCounts:
-    """One client's counts; the same question has the same noise, and is one release.
+    """One client's counts; the same question has the same noise, and is one release."""
 
-    Attributes:
-        columns: its numbers, sorted, without gaps.
-        noise: how much.
-        secret: what noise is drawn from.
-        name: of the client.
-        number: its place in the account.
-        releases: what it has answered.
-    """
-
-    columns: Sequence[Matrix] = field(repr=False)
-    noise: CountNoise
-    secret: bytes = field(repr=False)
-    name: str
-    number: int = 0
-    releases: list[ReleaseEntry] = field(default_factory=list, init=False)
+    columns: Sequence[Matrix] = field(repr=False)  # its numbers, sorted, without gaps
+    noise: CountNoise  # how much
+    secret: bytes = field(repr=False)  # what noise is drawn from
+    name: str  # of the client
+    number: int = 0  # its place in the account
+    releases: list[ReleaseEntry] = field(default_factory=list, init=False)  # what it has answered
 
     def __post_init__(self) -> None:
         rows = [np.ascontiguousarray(own).tobytes() for own in self.columns]
@@ -132,5 +123,4 @@ class PrivateCounting:
 
     @property
     def releases(self) -> list[ReleaseEntry]:
-        """What all clients have answered."""
         return [entry for client in self.clients for entry in client.releases]

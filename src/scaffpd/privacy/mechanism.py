@@ -46,15 +46,10 @@ TOGETHER = 2**22  # numbers in the gradients of single records that are held at 
 
 @dataclass(frozen=True)
 class Clip:
-    """Bound on the influence of a record in a sum.
+    """Bound on the influence of a record in a sum."""
 
-    Attributes:
-        most: C, or B.
-        bits: f; sums are counted in units of C/2ᶠ.
-    """
-
-    most: float
-    bits: int
+    most: float  # C, or B
+    bits: int  # f; sums are counted in units of C/2ᶠ
 
     @classmethod
     def of(cls, most: float, noise: float, samples: int) -> Clip:
@@ -64,7 +59,6 @@ class Clip:
 
     @property
     def unit(self) -> float:
-        """The size of a unit."""
         return math.ldexp(self.most, -self.bits)
 
     def sigma(self, noise: float) -> int:
@@ -74,19 +68,13 @@ class Clip:
 
 @dataclass(frozen=True)
 class LinearSums:
-    """Linear models: ∇ℓ_j = a_j ⊗ r_j has the norm ‖a_j‖‖r_j‖, so that clipping scales residuals.
+    """Linear models: ∇ℓ_j = a_j ⊗ r_j has the norm ‖a_j‖‖r_j‖: clipping scales residuals."""
 
-    Attributes:
-        rows: the samples, each with the weight 1.
-        whole: the same with ⌊2ᵃ a_j/‖a_j‖⌋ in the place of a_j.
-        clips: of gradients and of losses.
-    """
-
-    rows: StackedSamples
-    whole: StackedSamples
+    rows: StackedSamples  # the samples, each with the weight 1
+    whole: StackedSamples  # the same with ⌊2ᵃ a_j/‖a_j‖⌋ in the place of a_j
     loss: Loss
     outputs: int
-    clips: tuple[Clip, Clip]
+    clips: tuple[Clip, Clip]  # of gradients and of losses
 
     @classmethod
     def of(cls, oracle: LinearOracle, clips: tuple[Clip, Clip], radius: float | None) -> Self:
@@ -115,7 +103,6 @@ class LinearSums:
         return self.whole.each(parts).flatten(1)
 
     def only(self, clients: list[int]) -> LinearSums:
-        """Select the rows of some clients."""
         return replace(self, rows=self.rows.only(clients), whole=self.whole.only(clients))
 
     def _predictions(self, at: Tensor) -> Tensor:
@@ -130,20 +117,15 @@ class PersonSums(LinearSums):
     """Persons with a row for each of K periods, of zeros where they are not at risk.
 
     A record is a person: its losses and its gradients are added up before they are clipped.
-
-    Attributes:
-        periods: K.
     """
 
-    periods: int = 1
+    periods: int = 1  # K
 
     def losses(self, x: Tensor) -> Tensor:
-        """Return Σ_j clip(ℓ_j(x), 0, B) per client, in units."""
         each = self.loss.value(self._predictions(x), self.rows.y) * self.rows.A.any(1)
         return self._added(bounded(self._by_person(each), self.clips[1]))
 
     def gradients(self, at: Tensor) -> Tensor:
-        """Return the clipped sums, (N, d), in units, at one x for all or every client's own u_i."""
         r = self.loss.residual(self._predictions(at), self.rows.y)
         return self._added(clipped(self._by_person(r * self.rows.A), self.clips[0]))
 
@@ -164,16 +146,13 @@ class ModuleSums:
     clips: tuple[Clip, Clip]
 
     def losses(self, x: Tensor) -> Tensor:
-        """Return Σ_j clip(ℓ_j(x), 0, B) per client, in units."""
         with torch.no_grad():
             return self._sums(self._one, x, lambda each: bounded(each, self.clips[1]))
 
     def gradients(self, at: Tensor) -> Tensor:
-        """Return the clipped sums, (N, d), in units, at one x for all or every client's own u_i."""
         return self._sums(grad(self._one), at, lambda each: clipped(each, self.clips[0]))
 
     def only(self, clients: list[int]) -> ModuleSums:
-        """Select the samples of some clients."""
         return replace(self, oracle=self.oracle.only(clients))
 
     def _one(self, x: Tensor, X: Tensor, y: Tensor) -> Tensor:

@@ -103,7 +103,6 @@ class PrivateQuestion:
 
     @cached_property
     def noise(self) -> Source:
-        """The bits of the noise."""
         return key_stream(hmac.digest(self._key, b"noise", "sha256"))
 
 
@@ -143,7 +142,6 @@ def bits_of(sigma: int) -> int:
 
 
 def _proposed(words: Source, sigma: int, k: int, n: int) -> NDArray[np.int64]:
-    """Make n proposals and return those that are accepted."""
     first, second, u = words(3 * n).reshape(3, n)
     lowest = second & (~second + np.uint64(1))
     V = np.frexp(lowest.astype(np.float64))[1].astype(np.int64) - 1  # −1 where all 64 bits are zero

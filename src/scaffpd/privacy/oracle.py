@@ -39,7 +39,14 @@ from scaffpd.errors import InputError
 from scaffpd.federation import Constants, LocalPlan, Vector, same_point
 from scaffpd.federation.plans import ReleaseCounts
 from scaffpd.federation.questions import SharedSum
-from scaffpd.models.oracle import Oracle, StackedDisplacements, StackedPoint, shift, step_sizes
+from scaffpd.models.oracle import (
+    Oracle,
+    StackedDisplacements,
+    StackedPoint,
+    shift,
+    step_sizes,
+    stepped,
+)
 from scaffpd.models.point import Ridge
 from scaffpd.privacy.accountant import Account, ReleaseEntry
 from scaffpd.privacy.mechanism import SPARE, Clip, ClippedSums
@@ -58,17 +65,11 @@ def refuse_single(*_: object) -> NoReturn:
 
 
 class SumTerms(NamedTuple):
-    """The sum that clients add to, some of them elsewhere.
+    """The sum that clients add to, some of them elsewhere."""
 
-    Attributes:
-        clients: n, of all of it.
-        scale: s, at least everybody's |w_j|/m_j.
-        about: who they are and which weights they have: another sum has other noise.
-    """
-
-    clients: int
-    scale: float
-    about: bytes
+    clients: int  # n, of all of it
+    scale: float  # s, at least everybody's |w_j|/m_j
+    about: bytes  # who they are and which weights they have: another sum has other noise
 
 
 class SharedPoint(StackedPoint):
@@ -85,7 +86,6 @@ class SharedPoint(StackedPoint):
         return self.oracle.shared(self.x, weights, terms)
 
     def sum(self, weights: Tensor) -> Tensor:
-        """Return Σ_i w_i c_i, added up as secure sums do it."""
         return self.shares(weights).total()
 
 
@@ -101,13 +101,11 @@ class SharedStep(StackedDisplacements):
         self.pull = pull
 
     def shares(self, weights: Tensor) -> SharedSum:
-        """Return what every client adds to Σ_i w_i d_i: a release of everybody."""
         own = weights * self.rates[:, 0]
         made = self.point.shares(own)
         return made._replace(public=made.public + float(own.sum()) * self.pull)
 
     def sum(self, weights: Tensor) -> Tensor:
-        """Return Σ_i w_i d_i, added up as secure sums do it."""
         return self.shares(weights).total()
 
 
@@ -121,38 +119,26 @@ class PrivateClient(NamedTuple):
 
 @dataclass(eq=False, repr=False)
 class PrivateOracle:
-    """N clients that answer with noise.
+    """N clients that answer with noise."""
 
-    Attributes:
-        inner: the same clients without noise, as the experimenter sees them (`scores`).
-        sums: their clipped sums.
-        clips: of gradients and of losses.
-        noise: z and z_L.
-        ridge: the regulariser, which is public.
-        known: public constants; `None` where there are none.
-        colluding: t of shared noise; `None` where everybody hides its own.
-    """
-
-    inner: Oracle
-    sums: ClippedSums
-    clips: tuple[Clip, Clip]
-    noise: tuple[float, float]
-    ridge: Ridge
-    known: Constants | None
+    inner: Oracle  # the same clients without noise, as the experimenter sees them (`scores`)
+    sums: ClippedSums  # their clipped sums
+    clips: tuple[Clip, Clip]  # of gradients and of losses
+    noise: tuple[float, float]  # z and z_L
+    ridge: Ridge  # the regulariser, which is public
+    known: Constants | None  # public constants; `None` where there are none
     members: list[PrivateClient]
     account: Account
-    colluding: int | None
+    colluding: int | None  # t of shared noise; `None` where everybody hides its own
 
     def __post_init__(self) -> None:
         self.dimension = self.inner.dimension
         self.most_rows = self.inner.most_rows
 
     def start(self) -> Tensor:
-        """Return x⁰, which depends on no record."""
         return self.inner.start()
 
     def contents(self) -> list[Tensor]:
-        """Return the data."""
         return self.inner.contents()
 
     def constants(self) -> Constants:
@@ -205,24 +191,20 @@ class PrivateOracle:
         ReleaseCounts.over(plan.batch_size)
         if self.colluding is not None:
             return self._shared_step(x, at, correction, plan)
-        each = x.new_zeros(len(self.members), len(x))
         rates = self._rates(x, plan)
-        pull = each + shift(at, correction)
-        first: Tensor | None = None
-        if isinstance(at, StackedPoint) and same_point(at.x, x):
-            first = at.gradients
+        pull = x.new_zeros(len(self.members), len(x)) + shift(at, correction)
+        known = isinstance(at, StackedPoint) and same_point(at.x, x)
+        first = at.gradients if isinstance(at, StackedPoint) and known else None
         own = torch.cat([pull, rates], 1)  # what each client is asked about
-        common = digest("steps", x, float(plan.prox), first is not None)
+        common = digest("steps", x, float(plan.prox), known)
         pairs = zip(self.members, own, strict=True)
         questions = [PrivateQuestion(member.key, digest(common, row)) for member, row in pairs]
-        times = plan.steps - (first is not None)
+        times = plan.steps - known
         if times:
             self.account.charge(self._entries(questions, self.noise[0], times))
-        for _ in range(plan.steps):
-            g = self._gradients(questions, x - each) if first is None else first
-            each = each + rates * (g + pull - plan.prox * each)
-            first = None
-        return StackedDisplacements(each)
+        given = [] if first is None else [first]
+        slopes = lambda at: given.pop() if given else self._gradients(questions, at)
+        return stepped(x, pull, rates, plan, slopes)
 
     def _shared_step(
         self,
@@ -248,15 +230,14 @@ class PrivateOracle:
         """
         w = weights.detach().double().cpu().numpy()
         share = w / [member.samples for member in self.members]
-        if terms is None:
-            scale = float(np.abs(share).max()) or 1.0
-            terms = SumTerms(len(share), scale, digest(torch.from_numpy(w)))
+        largest = float(np.abs(share).max())
+        terms = terms or SumTerms(len(share), largest or 1.0, digest(torch.from_numpy(w)))
         s = terms.scale
         clip = self.clips[0]
         honest = terms.clients - (self.colluding or 0)
         rounded = math.ldexp(2 * len(x) ** 0.5, -clip.bits)
         moved = np.abs(share) / s + rounded  # Δ_i/2ᶠ
-        if float(np.abs(share).max()) > s * (1 + 1e-12):
+        if largest > s * (1 + 1e-12):
             raise InputError(
                 "scale-too-small",
                 "The scale of a sum is smaller than this client's part of it: noise would not "
@@ -272,13 +253,8 @@ class PrivateOracle:
         questions = self._questions("sum", x, terms.about)
         hidden = honest**0.5 * math.ldexp(sigma / SPARE, -clip.bits) / moved
         taking = zip(self.members, questions, hidden, share, strict=True)
-        self.account.charge(
-            [
-                ReleaseEntry(member.number, question.mark, float(own))
-                for member, question, own, part in taking
-                if part
-            ]
-        )
+        entries = (ReleaseEntry(one.number, q.mark, float(z)) for one, q, z, part in taking if part)
+        self.account.charge([*entries])
         noise = np.stack([discrete_gaussians(q.noise, sigma, len(x)) for q in questions])
         scaled = self.sums.gradients(x) * torch.from_numpy(share / s).to(x.device)[:, None]
         parts = scaled.trunc().long() + torch.from_numpy(noise).to(x.device)

@@ -54,8 +54,7 @@ def private_ridge(features: int, intercepts: int = 1) -> list[float]:
 class Counted(Protocol):
     """A method that knows how often it asks a client."""
 
-    def releases(self, rounds: int) -> ReleaseCounts:
-        """Return the most releases of a client in so many rounds."""
+    def releases(self, rounds: int) -> ReleaseCounts: ...
 
 
 class PrivateOptions(TypedDict, total=False):
@@ -118,28 +117,30 @@ class Private:
     together: int | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.model, Linear | Module):
+        model = self.model
+        if not isinstance(model, Linear | Module):
             raise InputError(
                 "private-of-other-model",
-                f"Private needs Linear(...) or Module(...), got {self.model!r}.",
+                f"Private needs Linear(...) or Module(...), got {model!r}.",
             )
-        if getattr(self.model, "l2", None) == AUTO:
+        if getattr(model, "l2", None) == AUTO:
             raise InputError(
                 "private-evidence",
                 "Private needs l2 as a number: strengths by evidence are not private.",
             )
-        if isinstance(self.model, Linear) and not self.model.summed:
+        if not isinstance(model, Linear):
+            if self.radius is not None:
+                raise InputError(
+                    "radius-with-network",
+                    "Private takes a radius with Linear models only: give smoothness= instead.",
+                )
+        elif not model.summed:
             refuse_noise()
-        if isinstance(self.model, Linear) and (self.model.weighted or self.model.uneven):
+        elif model.weighted or model.uneven:
             raise InputError(
                 "private-rows-weighted",
                 "Private takes neither weighted rows nor counts: the slope of their loss depends "
                 "on the records.",
-            )
-        if self.radius is not None and not isinstance(self.model, Linear):
-            raise InputError(
-                "radius-with-network",
-                "Private takes a radius with Linear models only: give smoothness= instead.",
             )
         for name in ("noise", "clip", "loss_noise", "loss_clip", "radius", "smoothness", "budget"):
             if getattr(self, name) is not None:
@@ -191,7 +192,7 @@ class Private:
             delta: δ.
             loss_share: the share of the budget that losses get where a method asks for them.
             before: Σ 1/z² of what every client has released before, out of the same ε.
-            rest: clip, loss_clip, radius, smoothness, secret and colluding.
+            rest: clip, loss_clip, radius, smoothness, secret, colluding and together.
         """
         budget = positive("Private.solved", "epsilon", epsilon)
         _check_delta(delta)
@@ -292,19 +293,17 @@ class Private:
 
     def _public(self, samples: Sequence[int], ridge: Ridge) -> Constants | None:
         """Return constants on which no record has an influence."""
-        linear = isinstance(self.model, Linear)
+        model = self.model if isinstance(self.model, Linear) else None
         L = self.smoothness
-        if L is None and self.radius is not None:
-            periods = self.model.periods if isinstance(self.model, Linear) else ()
-            loss = "logistic" if periods else str(self.model.loss)
+        if L is None and self.radius is not None and model is not None:
             # every period of a person adds a curvature
-            curvature = loss_named(loss).curvature * max(len(periods), 1)
-            L = curvature * self.radius**2 + ridge.most
+            loss = loss_named("logistic" if model.periods else model.loss)
+            L = loss.curvature * max(len(model.periods), 1) * self.radius**2 + ridge.most
         if L is None:
             return None
         smooth = np.full(len(samples), float(L))
-        mu = np.full(len(samples), ridge.least if linear else 0.0)
-        return Constants(smooth, mu, linear, smooth, np.array(samples), noisy=True)
+        mu = np.full(len(samples), ridge.least if model else 0.0)
+        return Constants(smooth, mu, model is not None, smooth, np.array(samples), noisy=True)
 
 
 def _check_delta(delta: float) -> None:

@@ -12,14 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaffpd.data.tabular.agree import width
-from scaffpd.data.tabular.columns import (
-    CATEGORY,
-    NUMBER,
-    DataColumn,
-    FeatureTable,
-    Mask,
-    Matrix,
-)
+from scaffpd.data.tabular.columns import CATEGORY, NUMBER, DataColumn, FeatureTable, Mask, Matrix
 from scaffpd.data.tabular.encode import ClientRows
 from scaffpd.data.tabular.formats import OpenTable, open_table
 from scaffpd.data.tabular.read import number, read_columns
@@ -71,19 +64,16 @@ class Predictions:
         """
         if self.truth is None:
             return []
-        known = [k for k, value in enumerate(self.truth) if value is not None]
+        known = {k: value for k, value in enumerate(self.truth) if value is not None}
         names = [self.clients[k] or "(nobody)" for k in known]
-        y: list[Answer | None] = [self.truth[k] for k in known]
-        guess: list[Answer | None] = [self.predicted[k] for k in known]
+        y: Sequence[Answer] = [*known.values()]
+        guess: Sequence[Answer] = [self.predicted[k] for k in known]
         if self.labels:
             place = {label: k for k, label in enumerate(self.labels)}
-            y = [place.get(label, -1) for label in y if label is not None]
-            guess = [place.get(label, -1) for label in guess if label is not None]
+            y, guess = ([place.get(label, -1) for label in own] for own in (y, guess))
         groups = np.array(names, dtype=object)
-        found = self.task.by_group(
-            np.array(y), np.array(guess), self.shares[known], groups, sorted(set(names))
-        )
-        return list(found)
+        shares = self.shares[[*known]]
+        return [*self.task.by_group(np.array(y), np.array(guess), shares, groups, sorted({*names}))]
 
 
 def predict(
@@ -141,17 +131,21 @@ def predict(
     if strangers:
         rows_of = f"{several(strangers, 'row')} of no client that was trained on"
         unsure.append(f"{rows_of}: predicted by the shared model.")
-    predicted, shares = _answers(X, x, setup, whose, owners)
+    place = {name: k + 1 for k, name in enumerate(owners)}
+    predicted, shares = _answers(X, x, setup, whose, place)
     survival = None
     if setup.task.timed:
         truth = None  # times alone say nothing
-        place = {name: k + 1 for k, name in enumerate(owners)}
         own = [x[place.get(name, 0)] if owners else x for name in names]
-        hazards = _hazards(record.score_rows(used) if record else {})
+        # every client's cumulative hazard until a time, and that time
+        hazards = {
+            name: (hazard, row.values["horizon"] or 0.0)
+            for name, row in (record.score_rows(used) if record else {}).items()
+            if (hazard := row.values.get("hazard")) is not None
+        }
         risks = np.array(predicted, dtype=np.float64)
-        survival = setup.task.chances(
-            linear(setup.model), own, risks, [hazards.get(name) for name in names]
-        )
+        known = [hazards.get(name) for name in names]
+        survival = setup.task.chances(linear(setup.model), own, risks, known)
     if "exposure" in setup.model:
         offset, usual = setup.model["exposure"]
         if offset in table.names:
@@ -164,15 +158,6 @@ def predict(
     return Predictions(
         setup.task, names, predicted, shares, copied, labels, truth, said, survival, used
     )
-
-
-def _hazards(rows: Mapping[str, ScoreRow]) -> dict[str, tuple[float, float]]:
-    """Return every client's cumulative hazard until a time, and that time."""
-    return {
-        name: (hazard, row.values["horizon"] or 0.0)
-        for name, row in rows.items()
-        if (hazard := row.values.get("hazard")) is not None
-    }
 
 
 def promise(run: Path) -> str | None:
@@ -207,12 +192,11 @@ def _answers(
     x: NDArray[np.float64],
     setup: Setup,
     whose: NDArray[np.object_],
-    owners: Sequence[str],
+    place: Mapping[str, int],
 ) -> tuple[list[Answer], NDArray[np.float64]]:
     """Predict by the one model, or every row by its client's own, the shared one without."""
-    if not owners:
+    if not place:
         return predict_encoded(X, x, setup)
-    place = {name: k + 1 for k, name in enumerate(owners)}
     order: list[int] = []
     predicted: list[Answer] = []
     shares = []
@@ -263,25 +247,20 @@ def _truth(
     (goal,), _ = _read(table, [target], [target] if texts else [], reading)
     cells: list[Answer | None] = goal.values.tolist()
     if goal.kind == CATEGORY:
-        known: list[Answer | None] = [
-            cell if texts else number(cell, reading.decimal or ".") for cell in goal.categories
-        ]
-        cells = [None if k < 0 else known[k] for k in goal.values]
+        cells = [goal.categories[k] if k >= 0 else None for k in goal.values]
     if not texts:
-        cells = [_number(cell, bool(labels)) for cell in cells]
-    strange = [
-        goal.categories[k]
-        for k, cell in zip(goal.values, cells, strict=True)
-        if cell is None and k >= 0
-    ]
+        cells = [_number(cell, reading.decimal or ".", bool(labels)) for cell in cells]
+    pairs = zip(goal.values, cells, strict=True)
+    strange = [goal.categories[k] for k, cell in pairs if cell is None and k >= 0]
     new = [cell for cell in cells if labels and cell is not None and cell not in labels]
     remarks = _odd(target, strange, "is no number: not scored")
     remarks += _odd(target, new, "training did not have: counted as wrong")
     return (cells if any(cell is not None for cell in cells) else None), remarks
 
 
-def _number(cell: Answer | None, label: bool) -> Answer | None:
+def _number(cell: Answer | None, decimal: str, label: bool) -> Answer | None:
     """Return a finite number, a label as a whole one; else `None`."""
+    cell = number(cell, decimal) if isinstance(cell, str) else cell
     if not isinstance(cell, int | float) or not math.isfinite(cell):
         return None
     return int(cell) if label and cell == int(cell) else cell

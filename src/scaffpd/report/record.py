@@ -170,7 +170,6 @@ class ModelRecord(RecordPart):
 
     @property
     def by_client(self) -> dict[str, ClientScore]:
-        """The clients' scores by name."""
         return {score.client: score for score in self.clients}
 
 
@@ -218,7 +217,6 @@ class JoiningRecord(RecordPart):
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The models that were compared."""
         return tuple(dict.fromkeys(row.model for row in self.rows))
 
     @property
@@ -351,11 +349,9 @@ class RunRecord(RecordPart):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The models' names."""
         return tuple(model.name for model in self.models)
 
     def model(self, name: str) -> ModelRecord:
-        """Return the model of this name."""
         return next(model for model in self.models if model.name == name)
 
     def role(self, role: str) -> ModelRecord | None:
@@ -384,16 +380,6 @@ class RunRecord(RecordPart):
     def value(self, score: ClientScore) -> float | None:
         """Return the run's measure on the rows that scores are about."""
         return score.test_score if self.split == "test" else score.train_score
-
-    def gains(self, before: ModelRecord, after: ModelRecord) -> dict[str, float]:
-        """Return how much better the second model serves every client that both have scores of."""
-        old = {score.client: self.value(score) for score in before.clients}
-        new = {score.client: self.value(score) for score in after.clients}
-        return {
-            client: self.measure.sign * (now - was)
-            for client, was in old.items()
-            if was is not None and (now := new.get(client)) is not None
-        }
 
     @property
     def paying(self) -> dict[str, list[str]]:

@@ -38,22 +38,17 @@ from scaffpd.pipeline.sites import Model, NamedModel
 from scaffpd.privacy import LOCAL_STEPS, ROUNDS
 from scaffpd.privacy.private import private_ridge
 from scaffpd.secure.aggregation import FEWEST, cap_of, colluding_of
-from scaffpd.settings.method_tables import (
+from scaffpd.settings.methods import (
     PACKAGE,
-    Lists,
     MethodTable,
     ObjectiveTable,
+    algorithm_of,
+    changed,
     found_classes,
+    listed,
 )
-from scaffpd.settings.methods import algorithm_of, changed, listed
 from scaffpd.settings.model_file import linear, strength_of
-from scaffpd.settings.tables import (
-    AUTO,
-    AutoKappa,
-    AutoRidge,
-    OwnClasses,
-    PrivacyBudget,
-)
+from scaffpd.settings.tables import AUTO, AutoKappa, AutoRidge, OwnCode, PrivacyBudget
 from scaffpd.tasks import solving, timed
 from scaffpd.tasks.base import Task
 
@@ -77,13 +72,12 @@ def _names(given: object) -> object:
     """Read numbers among categories as texts, as tables have them."""
     if not isinstance(given, dict):
         return given
-
-    def texts(kind: object) -> object:
-        if not isinstance(kind, list) or not any(isinstance(one, str) for one in kind):
-            return kind
-        return [str(one) if isinstance(one, int | float) else one for one in kind]
-
-    return {name: texts(kind) for name, kind in given.items()}
+    return {
+        name: [str(one) if isinstance(one, int | float) else one for one in kind]
+        if isinstance(kind, list) and any(isinstance(one, str) for one in kind)
+        else kind
+        for name, kind in given.items()
+    }
 
 
 def _kinds() -> tuple[str, ...]:
@@ -96,10 +90,9 @@ class FederationModel(SettingsTable):
 
     # a loss; left out, it goes by the labels: squared, logistic or softmax
     kind: key.Name | None = None
-    l2: AutoRidge = AUTO  # by evidence, from masked sums; 0.1 with noise
-    kappa: AutoKappa | None = (
-        None  # κ of personal models near the shared one; left out, there is one
-    )
+    l2: AutoRidge = "auto"  # by evidence, from masked sums; 0.1 with noise
+    # κ of personal models near the shared one; left out, there is one
+    kappa: AutoKappa | None = None
 
     @property
     def network(self) -> str | None:
@@ -184,20 +177,18 @@ class FederationTerms(SettingsTable):
     @property
     def own(self) -> dict[str, str]:
         """Names of a method and of an objective that are not the package's own."""
-        objective = None if self.objective is None else self.objective.kind
-        named = {"method": self.algorithm.kind, "objective": objective}
+        tables = {"method": self.algorithm, "objective": self.objective}
         return {
-            what: name
-            for what, name in named.items()
-            if name is not None and name not in PACKAGE[what]
+            what: table.kind
+            for what, table in tables.items()
+            if table is not None and table.kind not in PACKAGE[what]
         }
 
     @property
     def settled(self) -> bool:
-        """Whether the method is known."""
         return self._method is not None
 
-    def settle(self, lists: Lists, folder: Path) -> None:
+    def settle(self, lists: OwnCode, folder: Path) -> None:
         """Load own classes that a file of this machine lists, and check what depends on them."""
         self._make(found_classes(self.own, lists, folder))
         self.check()
@@ -272,7 +263,6 @@ class FederationTerms(SettingsTable):
 
     @property
     def rounds(self) -> int:
-        """The most rounds."""
         given = self.privacy is None or "rounds" in self.training.model_fields_set
         return self.training.rounds if given else ROUNDS
 
@@ -336,11 +326,8 @@ class FederationTerms(SettingsTable):
                 f"[privacy] of {file!r} needs a method that asks for losses itself, because "
                 f"nothing else may leave silos: {able}, not {type(self.method).__name__}.",
             )
-        several = (
-            getattr(self.method, "local_steps", 1) not in (None, 1)
-            or getattr(self.method, "batch_size", None) is not None
-        )
-        if private.shared and (self.model.network is not None or several):
+        steps = getattr(self.method, "local_steps", None), getattr(self.method, "batch_size", None)
+        if private.shared and (self.model.network or steps not in ((None, None), (1, None))):
             raise InputError(
                 "shared-noise-visible",
                 f"[privacy] shared of {file!r} needs a linear model, one local step and all rows: "
@@ -363,17 +350,18 @@ class FederationTerms(SettingsTable):
 
     def encoding(self) -> Schema:
         """Return the columns as silos encode them."""
+        shape = self.columns if isinstance(self.columns, list) else None
         named = self.columns if isinstance(self.columns, dict) else {}
         columns = [_column(name, kind, self._path.name) for name, kind in named.items()]
-        numbers = [column for column in columns if column["kind"] != CATEGORY]
-        declared = columns and all("range" in column for column in numbers)
         made: Json = {
             "task": "regression" if self.labels is None else "classification",
             "labels": list(self.labels or ()),
-            "shape": self.columns if isinstance(self.columns, list) else None,
+            "shape": shape,
             "columns": columns,
         }
-        return checked_schema(made | ({"declared": True} if declared else {}))
+        if columns and all(one["kind"] == CATEGORY or "range" in one for one in columns):
+            made["declared"] = True
+        return checked_schema(made)
 
     def linear(self) -> Json:
         """Return the model as its file has it; every linear model has an intercept."""
@@ -421,10 +409,8 @@ class FederationTerms(SettingsTable):
         )
 
     def terms(self) -> Json:
-        """Return all of it as JSON values."""
-        names = FederationTerms.model_fields
-        dumped = self.model_dump(mode="json", exclude_none=True, exclude_unset=True)
-        return {name: value for name, value in dumped.items() if name in names}
+        names = {*FederationTerms.model_fields}
+        return self.model_dump(mode="json", include=names, exclude_none=True, exclude_unset=True)
 
 
 def _column(name: str, kind: object, file: str) -> Column:
@@ -441,8 +427,8 @@ def _column(name: str, kind: object, file: str) -> Column:
     return {"name": name, "kind": NUMBER}
 
 
-class FederationFile(FederationTerms):
-    """A coordinator's settings."""
+class FederationFile(FederationTerms, OwnCode):
+    """A coordinator's settings; its own classes are copies of silos', and not of the agreement."""
 
     # of the run: checkpoints, tables, the model
     folder: key.FileName = Field(default="run", validate_default=True)
@@ -453,10 +439,6 @@ class FederationFile(FederationTerms):
         Needs("a host, or host:port"),
     ] = "localhost:8002"
     timeout: key.Positive = 120.0  # seconds to wait for a silo before the run pauses
-    # the coordinator's own copies of classes that silos have, as their files list them: entries
-    # "module:Class" by the names that the terms use. They are not part of the agreement
-    methods: OwnClasses = Field(default_factory=dict)
-    objectives: OwnClasses = Field(default_factory=dict)
 
     def model_post_init(self, context: Path) -> None:
         """Make the method; this is the user's own file, with code of this machine."""
@@ -466,7 +448,6 @@ class FederationFile(FederationTerms):
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> FederationFile:
-        """Read and check a `federation.toml`."""
         file = Path(path).absolute()
         found = validated(cls, read_toml(file, SILO), file)
         found.check()
@@ -474,11 +455,9 @@ class FederationFile(FederationTerms):
 
     @property
     def path(self) -> Path:
-        """Path of the file."""
         return self._path
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port of the server."""
         host, _, port = self.server.partition(":")
         return host, int(port or 8002)

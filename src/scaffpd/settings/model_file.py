@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -59,13 +59,12 @@ class Setup:
 
     def values(self) -> Json:
         """Return its JSON values, with exact floats."""
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
-        more = {name: np.asarray(values[name]).tolist() for name in ("mean", "deviation")}
-        return {name: part for name, part in (values | more).items() if part or name != "privacy"}
+        scale = {name: getattr(self, name).tolist() for name in ("mean", "deviation")}
+        values = {"model": self.model, "schema": self.schema, **scale}
+        return values | ({"privacy": self.privacy} if self.privacy else {})
 
     @classmethod
     def of(cls, values: object) -> Setup:
-        """Read what `values` returned."""
         checked = AgreementValues.model_validate(values, strict=True)
         read: Any = checked.model_dump(exclude_unset=True, by_alias=True)
         scale = {name: np.array(read[name], dtype=np.float64) for name in ("mean", "deviation")}
@@ -78,10 +77,8 @@ class Setup:
 
     def with_model(self, **changes: object) -> Setup:
         """Return the agreement with changed settings of the model; `None` removes a setting."""
-        model = {
-            name: value for name, value in {**self.model, **changes}.items() if value is not None
-        }
-        return replace(self, model=model)
+        settings = {**self.model, **changes}.items()
+        return replace(self, model={name: one for name, one in settings if one is not None})
 
 
 SHAPE = ("loss", "l2", "intercept", "classes", "entry", "periods")

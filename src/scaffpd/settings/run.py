@@ -99,8 +99,7 @@ class RunConfig(SettingsTable):
         misspelt = values.keys() - cls.model_fields.keys()
         if isinstance(data, dict) and not misspelt and _kind(data) is None:
             raise InputError(
-                "data-source-unclear",
-                f"{file.name!r} needs either file or source in [data].",
+                "data-source-unclear", f"{file.name!r} needs either file or source in [data]."
             )
         found = validated(cls, values, file, options)
         algorithm = found.algorithm
@@ -109,8 +108,7 @@ class RunConfig(SettingsTable):
         if privacy is not None:  # every round and every local step costs privacy
             if "rounds" not in training.model_fields_set:
                 training = training.model_copy(update={"rounds": ROUNDS})
-            if privacy.radius is None:
-                privacy = privacy.model_copy(update={"radius": RADIUS})
+            privacy = privacy.model_copy(update={"radius": privacy.radius or RADIUS})
             if algorithm.get("kind", "Fair") == "Fair":
                 algorithm = {"local_steps": LOCAL_STEPS, **algorithm}
         asked = (options or {}).get("algorithm.kind", f"algorithm.kind in {file.name!r},")
@@ -120,15 +118,9 @@ class RunConfig(SettingsTable):
         if objective is None and chosen.needs_objective():
             objective = {"kind": OBJECTIVE}
         complete = with_usual(objective, file, find)
-        made = found.model_copy(
-            update={
-                "name": found.name or found.data.name,
-                "algorithm": algorithm,
-                "objective": complete,
-                "training": training,
-                "privacy": privacy,
-            }
-        )
+        changes = {"algorithm": algorithm, "training": training, "privacy": privacy}
+        changes |= {"name": found.name or found.data.name, "objective": complete}
+        made = found.model_copy(update=changes)
         made._place = file.parent
         made._method = algorithm_of(algorithm, complete, file, find)
         return made
@@ -145,7 +137,6 @@ class RunConfig(SettingsTable):
 
     @property
     def method(self) -> Algorithm:
-        """Algorithm with its objective."""
         return self._method
 
     @property

@@ -14,7 +14,7 @@ from scaffpd.data.tabular.settings import DECIMALS
 from scaffpd.errors import InputError
 from scaffpd.fields import Needs, SettingsTable, read_toml, validated
 from scaffpd.secure import SHARE
-from scaffpd.settings.tables import OwnClasses
+from scaffpd.settings.tables import OwnCode
 
 FEDERATION = {"silos": "a coordinator's federation.toml; a silo's silo.toml is needed"}
 ALWAYS = "always"
@@ -44,7 +44,6 @@ class SiloData(SettingsTable):
 
     @model_validator(mode="after")
     def _keys_go_together(self, info: ValidationInfo[Path]) -> Self:
-        name = repr(info.context.name)
         given = self.model_fields_set
         table = self.file
         code = ""
@@ -65,7 +64,7 @@ class SiloData(SettingsTable):
             code = "setting-missing"
             sentence = "needs the column to be predicted for data.target, but it is missing"
         if code:
-            raise InputError(code, f"{name} {sentence}.")
+            raise InputError(code, f"{info.context.name!r} {sentence}.")
         return self
 
 
@@ -81,7 +80,7 @@ class SiloLimits(SettingsTable):
     epsilon: key.Positive | None = None
 
 
-class SiloFile(SettingsTable):
+class SiloFile(OwnCode):
     """A silo's own settings."""
 
     name: key.Name  # the silo's name in the federation
@@ -96,13 +95,9 @@ class SiloFile(SettingsTable):
     members: dict[str, Fingerprint] = Field(default_factory=dict)
     # entries "module:function" of networks, by the names that an agreement uses
     models: dict[key.Name, key.Entry] = Field(default_factory=dict)
-    # entries "module:Class" of methods and of objectives that are not the package's own
-    methods: OwnClasses = Field(default_factory=dict)
-    objectives: OwnClasses = Field(default_factory=dict)
     _path: Path
 
     def model_post_init(self, context: Path) -> None:
-        """Store the file's path."""
         self._path = context
 
     @model_validator(mode="after")
@@ -117,7 +112,6 @@ class SiloFile(SettingsTable):
 
     @property
     def path(self) -> Path:
-        """Path of the file."""
         return self._path
 
     @classmethod

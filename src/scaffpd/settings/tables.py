@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
-from pydantic_core import PydanticCustomError
+from pydantic import AfterValidator, Field
 
 import scaffpd
 import scaffpd.fields as key
@@ -23,22 +22,13 @@ MOST_CLASSES = 1000  # of one's own
 Tolerance = Annotated[key.NonNegative, Needs("a number >= 0 (0: make all rounds)")]
 
 
-def _strength(least: float) -> BeforeValidator:
-    """Return a validator that accepts "auto", or a number from `least` to `LARGEST`."""
-
-    def check(given: object) -> float | str:
-        if given == AUTO:
-            return AUTO
-        number = isinstance(given, int | float) and not isinstance(given, bool)
-        if not number or not least <= given <= LARGEST:  # type: ignore[operator]
-            raise PydanticCustomError("strength", "no strength")
-        return float(given)  # type: ignore[arg-type]
-
-    return BeforeValidator(check)
-
-
-AutoRidge = Annotated[float | str, _strength(0.0), Needs('"auto" or a number >= 0')]
-AutoKappa = Annotated[float | str, _strength(1e-12), Needs('"auto" or a number above 0')]
+AutoRidge = Annotated[
+    Literal["auto"] | Annotated[float, Field(ge=0, le=LARGEST)], Needs('"auto" or a number >= 0')
+]
+AutoKappa = Annotated[
+    Literal["auto"] | Annotated[float, Field(ge=1e-12, le=LARGEST)],
+    Needs('"auto" or a number above 0'),
+]
 
 
 def _own(given: dict[str, str]) -> dict[str, str]:
@@ -52,10 +42,16 @@ def _own(given: dict[str, str]) -> dict[str, str]:
     return given
 
 
-# entries "module:Class" of one's own classes, by the names that an agreement uses
 OwnClasses = Annotated[
     dict[key.Name, key.Entry], Field(max_length=MOST_CLASSES), AfterValidator(_own)
 ]
+
+
+class OwnCode(SettingsTable):
+    """Entries "module:Class" of one's own classes, by the names that an agreement uses."""
+
+    methods: OwnClasses = Field(default_factory=dict)
+    objectives: OwnClasses = Field(default_factory=dict)
 
 
 class SourceSettings(SettingsTable):
@@ -66,16 +62,15 @@ class SourceSettings(SettingsTable):
 
     @property
     def name(self) -> str:
-        """Name of the data set."""
         return self.source
 
 
 class ModelSettings(SettingsTable):
     """[model]: strengths of a linear model."""
 
-    l2: AutoRidge = AUTO
+    l2: AutoRidge = "auto"
     """Ridge on the coefficients, not on the intercept; auto: by evidence."""
-    kappa: AutoKappa = AUTO
+    kappa: AutoKappa = "auto"
     """κ of personal models, which ties them to the shared one; auto: by evidence."""
     personal: key.Texts = ()
     """Columns that may differ between clients: age,intercept; left out, all."""

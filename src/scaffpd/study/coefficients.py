@@ -29,6 +29,7 @@ from scaffpd.models import Linear, Personal
 from scaffpd.models.execution import limit_threads
 from scaffpd.models.numerics import student
 from scaffpd.models.personal import base_of
+from scaffpd.numbers import aligned
 from scaffpd.training.cohort import Cohort
 from scaffpd.training.settling import groups_of
 
@@ -84,16 +85,13 @@ class CoefficientTable:
         ]
 
     def __str__(self) -> str:
-        width = max(map(len, ("column", *self.names)))
-        title = f"{'estimate':>9}  {'error':>8}  {'95 % interval':>20}  between clients"
-        lines = [f"{'column':{width}}  {title}"]
+        rows = [["column", "estimate", "error", "95 % interval", "between clients"]]
         for row in self.table():
-            ends = f"{row['low']:.3g} to {row['high']:.3g}"
-            between = f"{row['between']:.3g}" if row["between"] else "shared"
-            lines.append(
-                f"{row['column']:{width}}  {row['estimate']:>9.3g}  {row['error']:>8.3g}  "
-                f"{ends:>20}  {between}"
-            )
+            name, *numbers = (f"{row[key]:.3g}" if key in FIELDS else str(row[key]) for key in row)
+            estimate, error, low, high, between = numbers
+            between = between if row["between"] else "shared"
+            rows.append([name, estimate, error, f"{low} to {high}", between])
+        lines = aligned(rows)
         if self.share is not None:
             lines.append(f"{self.share:.0%} of the variance around it lies between clients.")
         return "\n".join(lines)

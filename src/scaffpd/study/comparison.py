@@ -1,10 +1,8 @@
 """Many methods on one problem: tuned with the same budget, trained, scored on test rows.
 
-The configurations that a method may try: the same number for every method.
-
-A method names its rates in `knobs`, and computes those that were not given in
-`automatic(federation)`. Where strengths may be tuned as well, these are ρ of its objective and what
-it names in `strengths` (q, μ, θ). With k of them and a budget of n, the grid is the n points of
+A method names its rates in `knobs`, and where strengths may be tuned as well, these are ρ of its
+objective and what it names in `strengths` (q, μ, θ). With k of them and a budget of n, the grid is
+the n points of
 
     { 10^(±z/2) : z ∈ Z^k }
 
@@ -24,7 +22,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -37,7 +34,7 @@ from scaffpd.files import csv_text, write_file
 from scaffpd.models import Linear
 from scaffpd.models.execution import pooled, processes_at_a_time
 from scaffpd.models.personal import base_of
-from scaffpd.numbers import several
+from scaffpd.numbers import aligned, several
 from scaffpd.tasks import solving
 from scaffpd.tasks.base import Measure
 from scaffpd.tasks.classification import ACCURACY
@@ -51,17 +48,12 @@ RHO = "rho"  # of an objective
 TAIL = "tail"  # of Δ-FL, where more than all clients is none
 
 
-def strengths(method: Algorithm) -> tuple[str, ...]:
-    """Return the settings that say how fair a method is (or how strongly it pulls)."""
-    has_rho = hasattr(getattr(method, "objective", None), RHO)
-    return (*method.strengths, RHO) if has_rho else method.strengths
-
-
 def grid(method: Algorithm, budget: int, strong: bool = False) -> list[Factors]:
     """Return at most `budget` configurations, as factors on the settings as they are."""
     signs = dict.fromkeys(method.knobs, 1)
     if strong:
-        signs |= dict.fromkeys(strengths(method), -1)
+        rho = [RHO] * hasattr(getattr(method, "objective", None), RHO)
+        signs |= dict.fromkeys([*method.strengths, *rho], -1)
     if not signs:
         return [{}]
     reach = next(r for r in itertools.count() if (2 * r + 1) ** len(signs) >= budget)
@@ -86,8 +78,8 @@ def configured(
     The value is the method's own where its user has set one, else the automatic one for this
     federation. Factors of one leave the method as it is.
     """
-    settings: Any = method  # its knobs are fields that only `knobs` names
-    own = {n: settings.objective.rho if n == RHO else getattr(settings, n) for n in factors}
+    goal = getattr(method, "objective", None)
+    own = {name: getattr(goal if name == RHO else method, name) for name in factors}
     automatic = method.automatic(federation) if None in own.values() else {}
     values = {
         name: float(factor * (automatic[name] if own[name] is None else own[name]))
@@ -98,9 +90,10 @@ def configured(
     if all(factor == 1 for factor in factors.values()):
         return method, values
     changes: dict[str, object] = {name: value for name, value in values.items() if name != RHO}
-    if factors.get(RHO, 1.0) != 1:
-        changes["objective"] = settings.objective.with_strength(values[RHO])
-    return replace(settings, **changes), values
+    if factors.get(RHO, 1.0) != 1 and goal is not None:
+        changes["objective"] = goal.with_strength(values[RHO])
+    changed = replace(method, **changes)  # type: ignore[type-var]  # every algorithm is a dataclass
+    return changed, values
 
 
 VALIDATION = 0.25  # share of every client's training rows that rates are chosen by
@@ -333,16 +326,10 @@ class Comparison:
             name: np.array([row[name] for row in good], dtype=np.float64)
             for name, first in (good[0] if good else {}).items()
             if name in COSTS or (name.startswith(("test_", "train_")) and isinstance(first, float))
-        }
-        return MethodSummary(
-            method=label,
-            seeds=len(good),
-            failures=_failures(finals),
-            mean={name: float(v.mean()) for name, v in values.items()},
-            deviation={
-                name: float(v.std(ddof=1)) if len(v) > 1 else math.nan for name, v in values.items()
-            },
-        )
+        }.items()
+        mean = {name: float(v.mean()) for name, v in values}
+        spread = {n: float(v.std(ddof=1)) if len(v) > 1 else math.nan for n, v in values}
+        return MethodSummary(label, len(good), _failures(finals), mean, spread)
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
         """Export `rows`."""
@@ -352,21 +339,16 @@ class Comparison:
         kind = self.criterion.removesuffix("worst_20")
         lines = [["method", "worst 20 %", "mean", "best 20 %", "exchanges", "MB"]]
         for line in self.table:
-            if line.failures:
-                continue
-            sent = (line.mean["bytes_up"] + line.mean["bytes_down"]) / 1e6
-            measures = [self._shown(line, kind + name) for name in ("worst_20", "mean", "best_20")]
-            lines.append([line.method, *measures, f"{line.mean['exchanges']:.0f}", f"{sent:.3g}"])
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        shown = [
-            "  ".join([first.ljust(widths[0]), *map(str.rjust, others, widths[1:])])
-            for first, *others in lines
-        ]
+            if not line.failures:
+                measures = [self._shown(line, kind + n) for n in ("worst_20", "mean", "best_20")]
+                sent = (line.mean["bytes_up"] + line.mean["bytes_down"]) / 1e6
+                asked = f"{line.mean['exchanges']:.0f}"
+                lines.append([line.method, *measures, asked, f"{sent:.3g}"])
         failed = [f"{line.method}: {line.failures}" for line in self.table if line.failures]
         what = f"{self.measure.name.capitalize()} in %" if self.scored else "Loss"
         over = f"mean ± standard deviation over {several(len(self.seeds), 'seed')}"
         caption = f"{what} on test rows, {over}, after {several(self.rounds, 'round')}."
-        return "\n".join([*shown, "", caption, *failed])
+        return "\n".join([*aligned(lines), "", caption, *failed])
 
     def _shown(self, line: MethodSummary, name: str) -> str:
         """Write mean ± deviation, or the mean alone where there is no deviation."""
@@ -402,8 +384,7 @@ def compare(
     Rates are chosen for each seed by itself, by the worst fifth of the clients on a quarter of the
     training rows: no test row takes part (a choice shared between seeds would see other seeds' test
     rows). The method is then trained on all training rows, with the chosen factors on the automatic
-    rates, and scored on the test rows. How many local steps and samples a round of each method
-    takes is up to the caller, and is in `rows`.
+    rates, and scored on the test rows.
 
     Args:
         methods: by the label that each has in the table.

@@ -52,10 +52,7 @@ CALLED = {
 STRICT = 1.31  # a 99 % interval in units of one of 95 %
 SIMPLEST = "the simplest that nothing clearly beats"
 # how a recommendation begins, but for joint models
-USE = {
-    CONSTANT: "These columns do not predict the {goal}",
-    ALONE: "Let every {word} train alone",
-}
+USE = {CONSTANT: "These columns do not predict the {goal}", ALONE: "Let every {word} train alone"}
 
 
 @dataclass(frozen=True)
@@ -126,11 +123,6 @@ class Joining:
         """
         return np.flatnonzero(~np.isnan(self.loss).any(0)).tolist()
 
-    @property
-    def measure(self) -> str:
-        """The name of what scores are: accuracy, rmse (root mean squared error), concordance."""
-        return self.task.measure.name
-
     def _places(self, one: str, other: str) -> tuple[int, int]:
         return self.models.index(one), self.models.index(other)
 
@@ -191,7 +183,7 @@ class Joining:
         start = USE.get(best, f"Use {CALLED[best]}").format(word=self.word, goal=goal)
         if best == ALONE and len(self.names) == 1:
             start = "Train alone"
-        pays = {self.gain(self.shown, of=of).pays for of in (every, worst_fifth)}
+        pays = {gain.pays for gain in self._over(self.shown, ALONE)[:2]}
         if best == ALONE and NO not in pays:
             sure = "may pay, but that is not certain" if YES in pays else "brings no clear gain"
             start += f": joining {sure}"
@@ -269,31 +261,23 @@ class Joining:
     def _who(self) -> str:
         """Say who gains, such as "4 of 12 clients clearly gain, none clearly loses"."""
         found = self.pays(self.shown, self.base)
-        gain = found.count(YES)
-        lose = found.count(NO)
+        gain, lose = found.count(YES), found.count(NO)
         who = f"of {len(self.judged)} {plural(self.word)}"
-        gaining = (
-            f"{gain} {who} clearly gain{'s' if gain == 1 else ''}"
-            if gain
-            else f"none {who} clearly gains"
-        )
+        gaining = f"{gain or 'none'} {who} clearly gain{'' if gain > 1 else 's'}"
         return f"{gaining}, {lose or 'none'} clearly lose{'' if lose > 1 else 's'}"
 
     @property
     def method(self) -> str:
         """Describe how intervals were computed."""
         if self.splits > 1:
-            how = (
-                f"Student's t over {self.splits} random splits, corrected for the rows that "
-                "splits share, at 95 %"
-            )
+            over = f"{self.splits} random splits, corrected for the rows that splits share"
         else:
             block = getattr(self.evidence, "block", 1)
-            rows = "held-out rows" if block == 1 else f"blocks of {block} held-out rows"
-            how = f"Student's t over {rows}, paired, at 95 %"
+            over = "held-out rows, paired"
+            over = over if block == 1 else f"blocks of {block} {over}"
         return (
-            f"{how}; clients are marked such that at most 5 % of the marks are by chance; half of "
-            "the rows name the worst-served, the other half judge them"
+            f"Student's t over {over}, at 95 %; clients are marked such that at most 5 % of the "
+            "marks are by chance; half of the rows name the worst-served, the other half judge them"
         )
 
     def __str__(self) -> str:

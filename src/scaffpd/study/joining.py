@@ -95,15 +95,17 @@ def joining(
     mine = model if isinstance(model, Personal) else Personal(model)
     # refuses what does not fit together
     cohort = Cohort(train, mine.model, names, test=test, settle=False)
-    rows, held = (_arrays(in_order(pairs, list(cohort.names))) for pairs in (train, test))
+    rows, held = (
+        [
+            (np.asarray(X, dtype=np.float64), np.asarray(y))
+            for X, y in in_order(pairs, list(cohort.names))
+        ]
+        for pairs in (train, test)
+    )
     assert isinstance(mine.model, Linear)
     full = replace(mine, model=mine.model.with_classes([y for _, y in [*rows, *held]]))
     split = JoiningSplit(rows, held, full, goal, tuple(cohort.names), tol, rounds, task)
     return split.judge(unit, block, word, known or {})
-
-
-def _arrays(pairs: list[Pair]) -> list[Rows]:
-    return [(np.asarray(X, dtype=np.float64), np.asarray(y)) for X, y in pairs]
 
 
 def joint_mode(sizes: Sequence[int]) -> Average:
@@ -158,9 +160,8 @@ class JoiningSplit:
         alone, gaps = self._alone()
         answers: dict[str, Array] = {ALONE: alone}
         for name, result in results.items():
-            x = result.x[None]
-            own = np.tile(x, (len(sizes), 1)) if result.personal is None else result.personal
-            answers[name] = np.asarray(own)
+            own = result.x if result.personal is None else result.personal
+            answers[name] = np.broadcast_to(own, (len(sizes), len(result.x)))
         outputs = [
             [np.tile(constant[i + 1], (len(X), 1))]
             + [self.model.outputs(own[i], X) for own in answers.values()]
@@ -200,13 +201,12 @@ class JoiningSplit:
             task = solving(self.model.loss, labelled=False) if self.task is None else self.task
             return wrong, 1 - wrong.means, task
         losses = []
-        labelled = False
         for own, (_, targets) in zip(outputs, self.test, strict=True):
             y, exposure, w = self.model.parts(targets)
             rates = y / exposure if self.model.exposed else y
             found = [self.model.row_losses(z, rates) for z in own]
             losses.append(np.stack([w * exposure * loss for loss, _ in found]))
-            labelled = any(hit is not None for _, hit in found)
+        labelled = any(hit is not None for _, hit in found)
         task = solving(self.model.loss, labelled) if self.task is None else self.task
         scores = [
             [task.client_score(self.model, z, y, unit) for z in own]

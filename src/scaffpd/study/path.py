@@ -17,15 +17,7 @@ from scaffpd.errors import InputError, count
 from scaffpd.federation import Federation, Vector
 from scaffpd.objectives import OBJECTIVES, Agnostic, Average, CVaR, Objective
 from scaffpd.training.history import Checkpoint
-from scaffpd.training.loop import (
-    Algorithm,
-    Callback,
-    Result,
-    RoundInfo,
-    StartPoint,
-    Status,
-    train,
-)
+from scaffpd.training.loop import Algorithm, Callback, Result, RoundInfo, StartPoint, Status, train
 
 WALKABLE = tuple(name for name, kind in OBJECTIVES.items() if kind.strengths is not None)
 
@@ -77,7 +69,6 @@ class WarmStart:
         callbacks: Sequence[Callback] = (),
         checkpoint: Checkpoint | None = None,
     ) -> Result:
-        """Train the next one."""
         result = train(
             algorithm,
             federation,

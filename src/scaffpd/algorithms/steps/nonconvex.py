@@ -40,27 +40,17 @@ LENGTHEN = 1.1
 
 @dataclass(frozen=True)
 class NonconvexState:
-    """Rates, and the quantities that control them.
+    """Rates, and the quantities that control them."""
 
-    Attributes:
-        rate: 1/max_i L_i.
-        stochastic: whether local steps use minibatches. If not, every round has to descend.
-        scale: halved after a round that is not taken, and longer again with every one that is.
-        cooling: halved when nothing else helps.
-        sigma: σ; 0 before the first round, whose losses do not yet distinguish clients.
-        correction: correction of local steps, see `Rates`.
-        best: the best value of the objective so far.
-        since: rounds since then, or since the last change.
-    """
-
-    rate: float
-    stochastic: bool
+    rate: float  # 1/max_i L_i
+    stochastic: bool  # whether local steps use minibatches. If not, every round has to descend.
+    # halved after a round that is not taken, and longer again with every one that is
     scale: float = 1.0
-    cooling: float = 1.0
-    sigma: float = 0.0
-    correction: str = "none"
-    best: float = np.inf
-    since: int = 0
+    cooling: float = 1.0  # halved when nothing else helps
+    sigma: float = 0.0  # σ; 0 before the first round, whose losses do not yet distinguish clients
+    correction: str = "none"  # correction of local steps, see `Rates`
+    best: float = np.inf  # the best value of the objective so far
+    since: int = 0  # rounds since then, or since the last change
 
     @property
     def stalled(self) -> bool:

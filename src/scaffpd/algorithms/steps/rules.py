@@ -66,46 +66,28 @@ LEAST_STEP = 1e-90  # its cube does not underflow
 
 @dataclass(frozen=True)
 class StepProblem:
-    """Data of the problem before the first round.
+    """Data of the problem before the first round."""
 
-    Attributes:
-        objective: (Λ, ψ).
-        constants: L_i and μ_i.
-        local_steps: J.
-        stochastic: whether local steps use minibatches.
-        losses: L(x⁰).
-        gradient_norms: ‖c_i(x⁰)‖² per client; asking costs N scalars.
-    """
-
-    objective: Objective
-    constants: Constants
-    local_steps: int
-    stochastic: bool
-    losses: Vector
-    gradient_norms: Callable[[], Vector]
+    objective: Objective  # (Λ, ψ)
+    constants: Constants  # L_i and μ_i
+    local_steps: int  # J
+    stochastic: bool  # whether local steps use minibatches
+    losses: Vector  # L(x⁰)
+    gradient_norms: Callable[[], Vector]  # ‖c_i(x⁰)‖² per client; asking costs N scalars
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Numbers of one round.
+    """Numbers of one round."""
 
-    Attributes:
-        sigma: σ of the dual step; 0 keeps λ as it is.
-        theta: θ of the extrapolation.
-        step: the factor on d; `None` derives it from `tau`.
-        tau: the paper's τ, if `step` is `None`.
-        local_rate: η_ℓ; `None` lets each client take `local_scale`/L_i.
-        local_scale: see `local_rate`.
-        correction: of local steps: "gradients" c_i = ∇f_i(x) as in the paper, "variates" that
-            clients update from their steps (SCAFFOLD's option II), or "none" as in FedAvg.
-    """
-
-    sigma: float
-    theta: float
-    step: float | None = None
-    tau: float | None = None
-    local_rate: float | None = None
-    local_scale: float = 1.0
+    sigma: float  # σ of the dual step; 0 keeps λ as it is
+    theta: float  # θ of the extrapolation
+    step: float | None = None  # the factor on d; `None` derives it from `tau`
+    tau: float | None = None  # the paper's τ, if `step` is `None`
+    local_rate: float | None = None  # η_ℓ; `None` lets each client take `local_scale`/L_i
+    local_scale: float = 1.0  # see `local_rate`
+    # of local steps: "gradients" c_i = ∇f_i(x) as in the paper, "variates" that clients update from
+    # their steps (SCAFFOLD's option II), or "none" as in FedAvg
     correction: str = "gradients"
 
     def primal(self, total: float, local_steps: int) -> float:
@@ -119,26 +101,16 @@ class Rates:
 
 @dataclass(frozen=True)
 class Trial:
-    """One attempted round, as the server saw it.
+    """One attempted round, as the server saw it."""
 
-    Attributes:
-        objective: (Λ, ψ).
-        before: L at x.
-        after: L at x⁺.
-        weights: λ⁺.
-        step: the factor on d.
-        slope: ⟨c, d⟩.
-        precision: the machine epsilon of the losses' number format.
-        bend: ½ Σ_i λ⁺_i ⟨c_i(x⁺) − c_i(x), x⁺ − x⟩ from two sums; `None` if masks allow only one.
-    """
-
-    objective: Objective
-    before: Vector
-    after: Vector
-    weights: Vector
-    step: float
-    slope: float
-    precision: float
+    objective: Objective  # (Λ, ψ)
+    before: Vector  # L at x
+    after: Vector  # L at x⁺
+    weights: Vector  # λ⁺
+    step: float  # the factor on d
+    slope: float  # ⟨c, d⟩
+    precision: float  # the machine epsilon of the losses' number format
+    # ½ Σ_i λ⁺_i ⟨c_i(x⁺) − c_i(x), x⁺ − x⟩ from two sums; `None` if masks allow only one
     bend: Callable[[], float] | None = None
 
     def value(self) -> float:
@@ -147,22 +119,17 @@ class Trial:
         return self.objective._support(self.after) if sane else np.inf
 
 
+RuleState = Any  # every rule has a state of its own type
+
+
 class StepRule(Protocol):
-    """Step rule: a pure state machine of plain numbers; every rule has a state of its own type."""
+    """Step rule: a pure state machine of plain numbers."""
 
-    def start(self, problem: StepProblem) -> Any:
-        """Return the rule's state before the first round."""
-
-    def rates(self, state: Any) -> Rates:
-        """Return the numbers of the next round."""
-
-    def judge(self, state: Any, trial: Trial) -> tuple[Any, bool]:
-        """Return the next state, and whether x⁺ is taken."""
-
-
-@dataclass(frozen=True)
-class FixedState:
-    """Empty state."""
+    # the rule's state before the first round
+    def start(self, problem: StepProblem) -> RuleState: ...
+    def rates(self, state: RuleState) -> Rates: ...  # the numbers of the next round
+    # the next state, and whether x⁺ is taken
+    def judge(self, state: RuleState, trial: Trial) -> tuple[RuleState, bool]: ...
 
 
 @dataclass(frozen=True)
@@ -189,56 +156,36 @@ class Fixed:
                 "setting-out-of-range", f"Fixed needs theta between 0 and 1, got {self.theta!r}."
             )
 
-    def start(self, problem: StepProblem) -> FixedState:
-        """Return the empty state."""
-        return FixedState()
-
-    def rates(self, state: FixedState) -> Rates:
-        """Return the same numbers every round."""
+    def start(self, problem: StepProblem) -> Rates:
         return Rates(sigma=self.sigma, theta=self.theta, tau=self.tau, local_rate=self.local_rate)
 
-    def judge(self, state: FixedState, trial: Trial) -> tuple[FixedState, bool]:
+    def rates(self, state: Rates) -> Rates:
+        return state
+
+    def judge(self, state: Rates, trial: Trial) -> tuple[Rates, bool]:
         """Take every step."""
         return state, True
 
 
 @dataclass(frozen=True)
 class AutoState:
-    """e, γ and the quantities that control them.
+    """e, γ and the quantities that control them."""
 
-    Attributes:
-        step: e.
-        gamma: γ = σ/e; 0 until the first step has measured the coupling.
-        previous_sigma: σ of the last dual step, for the extrapolation.
-        coupling: K², a slowly forgetting maximum.
-        imbalance: smoothed log(g_λ/g_x).
-        accepted: steps taken.
-        settled: steps taken while the imbalance was small; γ slows down as they add up.
-        best: the best value of the objective so far.
-        since: steps taken since then.
-        strict: whether the rule has fallen back to B + X ≤ D/2.
-        local_scale: factor on 1/L_i; below one only if local steps diverged.
-        memory: weight of the past in the three averages below; 0 without noise.
-        slope: averaged ⟨c, d⟩.
-        b: averaged b.
-        a: averaged a.
-    """
-
-    step: float = 1.0
-    gamma: float = 0.0
-    previous_sigma: float = 0.0
-    coupling: float = 0.0
-    imbalance: float = 0.0
-    accepted: int = 0
-    settled: int = 0
-    best: float = np.inf
-    since: int = 0
-    strict: bool = False
-    local_scale: float = 1.0
-    memory: float = 0.0
-    slope: float = 0.0
-    b: float = 0.0
-    a: float = 0.0
+    step: float = 1.0  # e
+    gamma: float = 0.0  # γ = σ/e; 0 until the first step has measured the coupling
+    previous_sigma: float = 0.0  # σ of the last dual step, for the extrapolation
+    coupling: float = 0.0  # K², a slowly forgetting maximum
+    imbalance: float = 0.0  # smoothed log(g_λ/g_x)
+    accepted: int = 0  # steps taken
+    settled: int = 0  # steps taken while the imbalance was small; γ slows down as they add up
+    best: float = np.inf  # the best value of the objective so far
+    since: int = 0  # steps taken since then
+    strict: bool = False  # whether the rule has fallen back to B + X ≤ D/2
+    local_scale: float = 1.0  # factor on 1/L_i; below one only if local steps diverged
+    memory: float = 0.0  # weight of the past in the three averages below; 0 without noise
+    slope: float = 0.0  # averaged ⟨c, d⟩
+    b: float = 0.0  # averaged b
+    a: float = 0.0  # averaged a
 
     @property
     def sigma(self) -> float:
@@ -335,7 +282,6 @@ class Auto:
         )
 
     def _balance(self, state: AutoState, trial: Trial, coupling: float) -> tuple[float, float]:
-        """Return γ and the imbalance for the next round."""
         if state.gamma == 0:
             return first_ratio(trial, coupling), 0.0
         if state.memory > 0:

@@ -13,7 +13,6 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 
 from scaffpd.errors import InputError, needed
@@ -80,10 +79,8 @@ def write_figures(folder: Path, form: str, out: Path | None = None) -> tuple[Pat
 def pictures(run: RunRecord, form: str) -> dict[str, bytes]:
     """Draw the figures of a run; contents by file name."""
     convert = needed(*VEGA)
-    style = {
-        "config": {**vega.config(), "background": "#ffffff"},
-        "allowed_base_urls": [],
-    }
+    config = {**vega.config(), "background": "#ffffff"}
+    style = {"config": config, "allowed_base_urls": []}
     found: dict[str, bytes] = {}
     for figure in figures(run):
         spec = {
@@ -120,7 +117,7 @@ def library() -> str:
 def page(run: RunRecord, library: str) -> str:
     """Make the page's text; `library` is the JavaScript that draws the figures."""
     drawn = figures(run)
-    script = packaged("page.js")
+    script = vega.packaged("page.js")
     library = harmless(library)
     scripts = {
         "config": vega.config(),
@@ -134,19 +131,18 @@ def page(run: RunRecord, library: str) -> str:
     models = shown_models(run)
     jinja2 = needed(*JINJA)
     environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(packaged),
+        loader=jinja2.FunctionLoader(vega.packaged),
         autoescape=True,  # names of clients and columns are somebody else's
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    filters = {"whole": whole, "emphasised": emphasised, "plain": plain, "plural": plural}
-    environment.filters |= filters
+    environment.filters |= {one.__name__: one for one in (whole, emphasised, plain, plural)}
     text: str = environment.get_template("page.html").render(
         run=run,
         kind=KINDS[run.kind],
         colours=vega.css(),
-        style=packaged("page.css"),
+        style=vega.packaged("page.css"),
         asked=verdict.asked(run),
         verdict=verdict.verdict(run),
         effects=effect_table(run),
@@ -180,11 +176,6 @@ def _hash(script: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
-def packaged(name: str) -> str:
-    """Read a file of this package."""
-    return files("scaffpd.report.page").joinpath(name).read_text(encoding="utf-8")
-
-
 def embedded(value: object) -> str:
     """Write JSON that no browser takes for the end of a script."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
@@ -201,8 +192,8 @@ def harmless(script: str) -> str:
 def _costs(run: RunRecord) -> dict[str, list[str]]:
     """Make the table of models: how each ended and what it cost, without empty columns."""
 
-    def total(name: str) -> Callable[[ModelRecord], str]:
-        return lambda m: run.measure.written(getattr(m.overall, name, None))
+    def total(m: ModelRecord, name: str) -> str:
+        return run.measure.written(getattr(m.overall, name, None))
 
     columns: dict[str, Callable[[ModelRecord], str]] = {
         "status": lambda m: m.status,
@@ -211,9 +202,9 @@ def _costs(run: RunRecord) -> dict[str, list[str]]:
         "exchanges": lambda m: whole(m.exchanges),
         "MB": lambda m: plain(m.megabytes),
         "seconds": lambda m: plain(m.seconds),
-        "mean": total("mean"),
-        "worst\u00a020\u00a0%": total("worst_20"),
-        "worst": total("worst"),
+        "mean": lambda m: total(m, "mean"),
+        "worst\u00a020\u00a0%": lambda m: total(m, "worst_20"),
+        "worst": lambda m: total(m, "worst"),
     }
     found = {name: [cell(model) for model in run.models] for name, cell in columns.items()}
     return {name: cells for name, cells in found.items() if set(cells) - {"", plain(None)}}

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from scaffpd.numbers import brief, plural, whole
 from scaffpd.report.page import vega
 from scaffpd.report.page.tables import (
     FEW,
+    client_lines,
     marked,
     served,
     shown_models,
     shown_scores,
-    tone_of,
     uncertain,
 )
 from scaffpd.report.page.vega import LOOSE, MANY, STEP, Figure, Rows, Spec, layer, short
 from scaffpd.report.page.verdict import meanings
 from scaffpd.report.record import RunRecord
-from scaffpd.tasks.base import EVERYONE, ScoreRow
+from scaffpd.tasks.base import EVERYONE
 from scaffpd.tasks.survival import THIRDS
 
 JOINED = ("average", "fair", "personal", "alone")  # in the order of their colours
@@ -29,6 +30,7 @@ EXPLAINED = {
     "personal": "near a shared one, each its own",
 }
 DAGGER = "indexof(few, datum.value) >= 0 ? datum.value + ' †' : datum.value"
+SHARES: Spec = {"domain": [0, 1]}  # a scale
 MOST_COLUMNS = 12
 MOST_ROUNDS = 200  # points of a line: beyond, it looks the same
 
@@ -53,55 +55,63 @@ def joining(run: RunRecord) -> Figure | None:
     if found is None:
         return None
     models = [m for m in dict.fromkeys([*JOINED, found.base]) if m in found.models]
-    names = _ends(found.order)
     measure, better = run.task.serving
-    points: Rows = []
-    lines: Rows = []
-    for client in names:
-        own = found.by_client[client]
-        tone, moved = marked(run, found, client)
-        lines.append(
-            {
-                "client": client,
-                "before": short(served(run, own[found.base])),
-                "after": short(served(run, own[found.shown])),
-                "tone": tone,
-                "change": moved,
-            }
-        )
-        points += [
-            {"client": client, "model": m, "value": short(served(run, own[m]))} for m in models
-        ]
+    rows = [
+        _Row(client, {m: served(run, own[m]) for m in models}, *marked(run, found, client))
+        for client in found.order
+        if (own := found.by_client[client])
+    ]
     explained = "; ".join(f"{name}: {EXPLAINED[name]}" for name in models if name in EXPLAINED)
     caption = (
         f"On held-out rows. The line leads from {found.base} to {found.shown}; beside it is how "
         f"much lower the {run.task.lower} is: green with * where that is clear, orange with * "
         f"where joining clearly costs. {explained.capitalize()}."
     )
-    return _by_client(
-        run,
-        ("joining", "Does joining pay?", caption),
-        f"{measure} ({better} is better)",
-        names,
-        models,
-        points,
-        lines,
-        [score.client for score in run.main.clients if uncertain(run, score)],
-    )
+    few = [score.client for score in run.main.clients if uncertain(run, score)]
+    title = f"{measure} ({better} is better)"
+    words = ("joining", "Does joining pay?", caption)
+    return _by_client(run, words, title, rows, models, (found.base, found.shown), few)
+
+
+class _Row(NamedTuple):
+    """A client, its value under every model, and the change from before to after."""
+
+    client: str
+    values: dict[str, float | None]
+    tone: str
+    change: str
 
 
 def _by_client(
     run: RunRecord,
     words: tuple[str, str, str],
     title: str,
-    names: Sequence[str],
+    rows: Sequence[_Row],
     models: Sequence[str],
-    points: Rows,
-    lines: Rows,
-    few: Sequence[str] = (),
+    pair: Sequence[str],
+    few: Sequence[str],
 ) -> Figure:
-    """Draw a row per client: a mark per model, and a line from before to after with the change."""
+    """Draw a row per client: a mark per model, and a line from before to after with the change.
+
+    Of many clients, the first and the last.
+    """
     name, heading, caption = words
+    rows = rows if len(rows) <= MANY else [*rows[: MANY // 2], *rows[-MANY // 2 :]]
+    names = [row.client for row in rows]
+    points: Rows = [
+        {"client": row.client, "model": model, "value": short(row.values[model])}
+        for model in sorted(models, key=[*pair, *models].index, reverse=True)
+        for row in rows
+    ]
+    lines: Rows = [
+        {
+            "client": row.client,
+            **{end: short(row.values[m]) for end, m in zip(("before", "after"), pair, strict=True)},
+            "tone": row.tone or "quiet",
+            "change": row.change,
+        }
+        for row in (rows if pair else ())
+    ]
     y = vega.named(names, labelExpr=DAGGER)
     x = vega.across("value", title, LOOSE, grid=True)
     uncertain_one: Spec = {"test": "indexof(few, datum.client) >= 0", "value": 0.1}
@@ -128,11 +138,6 @@ def _by_client(
     )
 
 
-def _ends(names: Sequence[str]) -> list[str]:
-    """Return names as they are; of many, the first and the last."""
-    return [*names] if len(names) <= MANY else [*names[: MANY // 2], *names[-MANY // 2 :]]
-
-
 def _axis(run: RunRecord) -> str:
     return f"{run.measure.title} on {run.scored_rows}{', %' if run.measure.upwards else ''}"
 
@@ -143,42 +148,21 @@ def _scaled(run: RunRecord, value: float | None) -> float | None:
 
 def clients(run: RunRecord) -> Figure | None:
     """Show every client's score under every model, and its change from before to after."""
-    models = shown_models(run)
-    if not models or run.joining:
+    order = [model.name for model in shown_models(run)]
+    if not order or run.joining:
         return None
-    values = {
-        model.name: {score.client: run.value(score) for score in model.clients} for model in models
-    }
-    pair = run.pair
-    if pair:
-        gains = run.gains(*pair)
-    else:  # the worst-served first
-        only = values[models[0].name]
-        gains = {c: -run.measure.sign * value for c, value in only.items() if value is not None}
-    names = _ends(sorted(run.clients, key=lambda client: -gains.get(client, 0.0)))
-    few = [s.client for s in run.main.clients if s.client in names and uncertain(run, s)]
-    points: Rows = [
-        {
-            "client": score.client,
-            "model": model.name,
-            "value": _scaled(run, run.value(score)),
-        }
-        for model in reversed(models)  # before and after are drawn on top
-        for score in model.clients
-        if score.client in names
-    ]
-    lines: Rows = []
-    for client in names if pair else ():
-        moved = run.measure.change(run.measure.sign * gains.get(client, 0.0))
-        lines.append(
-            {
-                "client": client,
-                "before": _scaled(run, values[pair[0].name].get(client)) if pair else None,
-                "after": _scaled(run, values[pair[1].name].get(client)) if pair else None,
-                "tone": tone_of(gains.get(client, 0.0), moved) or "quiet",
-                "change": moved,
-            }
+    pair = [model.name for model in run.pair or ()]
+    lines = client_lines(run, gaining=True)
+    rows = [
+        _Row(
+            line.score.client,
+            {m: _scaled(run, cell.value) for m, cell in zip(order, line.values, strict=True)},
+            line.change.tone,
+            line.change.text,
         )
+        for line in lines
+    ]
+    few = [line.score.client for line in lines if line.few]
     better = "right" if run.measure.upwards else "left"
     caption = f"Each row is one {run.word}; further {better} is better."
     if pair:
@@ -189,10 +173,7 @@ def clients(run: RunRecord) -> Figure | None:
     if few:
         caption += f" † hollow: fewer than {FEW} test rows, so uncertain."
     heading = "Who gains, and who pays?" if pair else f"How every {run.word} is served"
-    order = [model.name for model in models]
-    return _by_client(
-        run, ("clients", heading, caption), _axis(run), names, order, points, lines, few
-    )
+    return _by_client(run, ("clients", heading, caption), _axis(run), rows, order, pair, few)
 
 
 def tradeoff(run: RunRecord) -> Figure | None:
@@ -205,21 +186,20 @@ def tradeoff(run: RunRecord) -> Figure | None:
     names = [*shown, *(model.name for model in models if model.name not in shown)]
     # names of close points would hide one another: the legend has the others
     labelled = {*shown[:2], models[-1].name}
-    rows: Rows = []
-    for i, model in enumerate(models):
-        assert model.overall is not None
-        rows.append(
-            {
-                "model": model.name,
-                "order": i,
-                "mean": _scaled(run, model.overall.mean),
-                "worst_20": _scaled(run, model.overall.worst_20),
-                "knee": model.name == knee,
-                "label": f"{model.name} (suggested)"
-                if model.name == knee
-                else model.name * (model.name in labelled),
-            }
-        )
+    rows: Rows = [
+        {
+            "model": model.name,
+            "order": i,
+            "mean": _scaled(run, model.overall.mean),
+            "worst_20": _scaled(run, model.overall.worst_20),
+            "knee": model.name == knee,
+            "label": f"{model.name} (suggested)"
+            if model.name == knee
+            else model.name * (model.name in labelled),
+        }
+        for i, model in enumerate(models)
+        if model.overall
+    ]
     title = _axis(run)
     ends: Spec = {
         "x": vega.quantity("mean", f"mean {title}", LOOSE, tickCount=5),
@@ -261,12 +241,11 @@ def reliability(run: RunRecord) -> Figure | None:
         for row in run.bins
         if row.model in names
     ]
-    whole_axis: Spec = {"domain": [0, 1]}
     two = len(run.labels) == 2
     label = f"of “{brief(run.labels[1])}”" if two else "of the predicted label"
     title = f"predicted probability {label}"
-    x = vega.across("p", title, whole_axis, format=".0%", grid=True)
-    y = vega.quantity("share", "came true", whole_axis, format=".0%")
+    x = vega.across("p", title, SHARES, format=".0%", grid=True)
+    y = vega.quantity("share", "came true", SHARES, format=".0%")
     line: Spec = {"x": {"datum": 0}, "y": {"datum": 0}, "x2": {"datum": 1}, "y2": {"datum": 1}}
     looks = vega.looks("model", names)
     bar: Spec = {
@@ -296,11 +275,7 @@ NARROW = 320  # pixels that every legend of curves has
 
 def survival(run: RunRecord) -> Figure | None:
     """Show what was observed at clients, and the mean of what the model predicts there."""
-    points: Rows = [
-        {**where, "share": short(row.values[kind] or 0.0), "kind": kind}
-        for row, where in _curve_rows(run, thirds=False)
-        for kind in ("observed", "predicted")
-    ]
+    points = _points(run, ("observed", "predicted"), thirds=False)
     shown = len({row["group"] for row in points})
     caption = (
         "Share of held-out rows without an event. Steps: observed (Kaplan and Meier); dashed: the "
@@ -320,25 +295,28 @@ def survival(run: RunRecord) -> Figure | None:
 
 def risks(run: RunRecord) -> Figure | None:
     """Show rows by thirds of their risk."""
-    points: Rows = [
-        {**where, "share": short(row.values["observed"] or 0.0)}
-        for row, where in _curve_rows(run, thirds=True)
-    ]
     everyone = run.score_rows(run.main.name).get(EVERYONE)
     chance = None if everyone is None else everyone.values.get("log_rank_p")
     within = f" Log-rank test within {plural(run.word)}: p = "
     tested = "" if chance is None else f"{within}{chance:.2g}."
     caption = f"Share of held-out rows without an event, by thirds of their predicted risk.{tested}"
+    points = _points(run, ("observed",), thirds=True)
     return _curves(("risks", "Does the risk tell who?", caption), points)
 
 
-def _curve_rows(
-    run: RunRecord, thirds: bool
-) -> list[tuple[ScoreRow, dict[str, str | float | None]]]:
-    """Return the main model's curves by thirds of the risk, or by client, and where points are."""
-    own = [row for row in run.curves if row.model == run.main.name]
-    own = [row for row in own if (row.group in THIRDS) == thirds]
-    return [(row, {"group": row.group, "time": short(row.values["time"] or 0.0)}) for row in own]
+def _points(run: RunRecord, kinds: Sequence[str], thirds: bool) -> Rows:
+    """Return points of the main model's curves, by thirds of the risk or by client."""
+    return [
+        {
+            "group": row.group,
+            "time": short(row.values["time"] or 0.0),
+            "share": short(row.values[kind] or 0.0),
+            "kind": kind,
+        }
+        for row in run.curves
+        if row.model == run.main.name and (row.group in THIRDS) == thirds
+        for kind in kinds
+    ]
 
 
 def _curves(words: tuple[str, str, str], points: Rows, more: Spec | None = None) -> Figure | None:
@@ -346,10 +324,9 @@ def _curves(words: tuple[str, str, str], points: Rows, more: Spec | None = None)
     if not points:
         return None
     names = list(dict.fromkeys(str(row["group"]) for row in points))
-    whole_axis: Spec = {"domain": [0, 1]}
     marks: Spec = {
         "x": vega.across("time", "time", LOOSE, grid=True),
-        "y": vega.quantity("share", "without an event", whole_axis, format=".0%"),
+        "y": vega.quantity("share", "without an event", SHARES, format=".0%"),
         "stroke": vega.colour("group", names, within=NARROW),
         **(more or {}),
     }
@@ -359,22 +336,24 @@ def _curves(words: tuple[str, str, str], points: Rows, more: Spec | None = None)
 
 def coefficients(run: RunRecord) -> Figure | None:
     """Show what one deviation of a column adds to the output: the columns that add most."""
-    if not run.coefficients:
-        return None
-    known = run.coefficients[0].values
+    known = run.coefficients[0].values if run.coefficients else {}
     names = [name for name in dict.fromkeys([*JOINED[:2], *run.names]) if name in known][:6]
     if not names:
         return None
     ranked = sorted(run.coefficients, key=lambda row: -max(abs(row.values[n]) for n in names))
     ranked = ranked[:MOST_COLUMNS]
     called = [f"{row.column} → {row.label}" if row.label else row.column for row in ranked]
-    points: Rows = []
-    ranges: Rows = []
-    for client, row in zip(called, ranked, strict=True):
-        points += [{"client": client, "model": n, "value": short(row.values[n])} for n in names]
-        if "personal_low" in row.values:
-            low, high = (short(row.values[f"personal_{end}"]) for end in ("low", "high"))
-            ranges.append({"client": client, "low": low, "high": high})
+    rows = [(client, row.values) for client, row in zip(called, ranked, strict=True)]
+    points: Rows = [
+        {"client": client, "model": n, "value": short(own[n])}
+        for client, own in rows
+        for n in names
+    ]
+    ranges: Rows = [
+        {"client": client, **{end: short(own[f"personal_{end}"]) for end in ("low", "high")}}
+        for client, own in rows
+        if "personal_low" in own
+    ]
     unit = run.task.adds_to
     y = vega.named(called, labelLimit={"expr": "clamp(width / 2, 120, 260)"})
     x = vega.across("value", f"what one deviation adds to {unit}", LOOSE, grid=True)
@@ -408,10 +387,11 @@ def certificate(run: RunRecord) -> Figure | None:
         # no more points than can be seen
         step = max((count - 1) / (MOST_ROUNDS - 1), 1.0)
         places = {min(round(i * step), count - 1) for i in range(min(count, MOST_ROUNDS))}
-        for one in (model.history[k] for k in sorted(places)):
-            gap = one.certificate
-            if gap is not None and gap > 0:
-                rows.append({"model": model.name, "round": one.round, "value": short(gap)})
+        rows += [
+            {"model": model.name, "round": one.round, "value": short(gap)}
+            for one in (model.history[k] for k in sorted(places))
+            if (gap := one.certificate) is not None and gap > 0
+        ]
     if not rows:
         return None
     names = list(dict.fromkeys(str(row["model"]) for row in rows))

@@ -5,23 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from scaffpd.numbers import (
-    NOTHING,
-    brief,
-    capital,
-    percent,
-    plain,
-    plural,
-    whole,
-)
-from scaffpd.pipeline.judging import CoefficientRow
-from scaffpd.report.record import (
-    ClientScore,
-    JoiningRecord,
-    JoiningRow,
-    ModelRecord,
-    RunRecord,
-)
+from scaffpd.numbers import NOTHING, brief, capital, percent, plain, plural, whole
+from scaffpd.report.record import ClientScore, JoiningRecord, JoiningRow, ModelRecord, RunRecord
 from scaffpd.study.gains import CALLED
 from scaffpd.tasks.base import EVERYONE, ScoreColumn, ScoreRow
 from scaffpd.training.metrics import NO, NOISE, YES
@@ -62,34 +47,29 @@ def shown_models(run: RunRecord) -> list[ModelRecord]:
     return [model for model in ranked if model.role] or ranked[:MOST_MODELS]
 
 
-def client_lines(run: RunRecord) -> list[ClientLine]:
-    """Return a line for every client."""
-    models = shown_models(run)
-    gains = run.gains(*run.pair) if run.pair else {}
+def client_lines(run: RunRecord, gaining: bool = False) -> list[ClientLine]:
+    """Return a line for every client; the one that gains most first, or is served worst."""
+    known = [model.by_client for model in shown_models(run)]
+    before, after = ({}, {}) if run.pair is None else (model.by_client for model in run.pair)
     main = run.main.by_client
     lines = []
     for client in run.clients:
-        gain = gains.get(client)
-        moved = None if gain is None else run.measure.sign * gain
-        text = run.measure.change(moved)
-        tone = "" if gain is None else tone_of(gain, text)
         score = main.get(client) or ClientScore(client=client)
-        lines.append(
-            ClientLine(
-                score,
-                [_cell(run, model.by_client.get(client)) for model in models],
-                Cell(moved, text, tone),
-                uncertain(run, score),
-            )
-        )
+        values = [_cell(run, own.get(client)) for own in known]
+        was, now = (_cell(run, own.get(client)).value for own in (before, after))
+        moved = None if was is None or now is None else now - was
+        text = run.measure.change(moved)
+        tone = ""
+        if moved is not None and text.startswith(("+", "−")):  # none where it is written as zero
+            tone = "gain" if run.measure.sign * moved > 0 else "loss"
+        lines.append(ClientLine(score, values, Cell(moved, text, tone), uncertain(run, score)))
+    if gaining:
+        lines.sort(key=lambda line: -run.measure.sign * _merit(run, line))
     return lines
 
 
-def tone_of(gain: float, text: str) -> str:
-    """Return the colour of a change: none where it is written as zero."""
-    if not text.startswith(("+", "−")):
-        return ""
-    return "gain" if gain > 0 else "loss"
+def _merit(run: RunRecord, line: ClientLine) -> float:
+    return (line.change.value or 0.0) if run.pair else -(line.values[0].value or 0.0)
 
 
 def uncertain(run: RunRecord, score: ClientScore) -> bool:
@@ -150,8 +130,9 @@ def effect_table(run: RunRecord) -> ScoreTable | None:
     """Make a row for every coefficient, those that are the clearest first."""
     rows = []
     ratios = run.task.ratios
-    for one in sorted(run.effects, key=_clarity):
-        ends = ("ratio", "ratio_low", "ratio_high") if ratios else ("estimate", "low", "high")
+    ends = ("ratio", "ratio_low", "ratio_high") if ratios else ("estimate", "low", "high")
+    unclear = lambda one: -abs(one.values["estimate"]) / (one.values["error"] or 1.0)
+    for one in sorted(run.effects, key=unclear):
         estimate, low, high = (one.values[name] for name in ends)
         between = one.values["between"]
         far = ratios and high > FAR
@@ -161,17 +142,12 @@ def effect_table(run: RunRecord) -> ScoreTable | None:
             Cell(between, plain(between) if between else "shared"),
         ]
         rows.append(((one.column,), cells))
-    of = f"between {plural(run.word)}"
-    heads = ["coefficient", "95 % interval", f"deviation {of}"]
+    what, of = ("hazard ratio", " of its logarithm") if ratios else ("coefficient", "")
+    heads = [what, "95 % interval", f"deviation{of} between {plural(run.word)}"]
     heading = "What every column adds"
     if ratios:
-        heads = ["hazard ratio", "95 % interval", f"deviation of its logarithm {of}"]
         heading = "What one unit more of a column multiplies the hazard by"
     return ScoreTable(heading, ("column",), heads, rows) if rows else None
-
-
-def _clarity(one: CoefficientRow) -> float:
-    return -abs(one.values["estimate"]) / (one.values["error"] or 1.0)
 
 
 def head(run: RunRecord, column: ScoreColumn) -> str:
@@ -202,18 +178,18 @@ def score_tables(run: RunRecord) -> list[ScoreTable]:
     heads = ["rows", *(head(run, run.task.columns[name]) + ends.get(name, "") for name in shown)]
     found = []
     for by in ("", *dict.fromkeys(row.by for row in rows)):
+        # all rows together are those of all clients; a client's models stand below one another
+        own = [r for r in rows if r.by == (by or "client") and (r.group == EVERYONE) == (not by)]
+        groups = [*dict.fromkeys(row.group for row in own)]
+        own.sort(key=lambda row: groups.index(row.group))
+        lines = [
+            (
+                (row.group, row.model) if by else (row.model,),
+                [Cell(row.rows, whole(row.rows)), *(_score(run, name, row) for name in shown)],
+            )
+            for row in own
+        ]
         first = run.word if by == "client" else by
-        lines: list[tuple[tuple[str, ...], list[Cell]]] = []
-        for row in rows:
-            if (row.by == by and row.group != EVERYONE) or (
-                not by and row.by == "client" and row.group == EVERYONE
-            ):
-                cells = [_score(run, name, row) for name in shown]
-                names = (row.group, row.model) if by else (row.model,)
-                lines.append((names, [Cell(row.rows, whole(row.rows)), *cells]))
-        if by:  # a client's models stand below one another
-            place = {name: k for k, name in enumerate(dict.fromkeys(n[0] for n, _ in lines))}
-            lines.sort(key=lambda line: place[line[0][0]])
         keys = (first, "model") if by else ("model",)
         heading = f"By {first}" if by else "All held-out rows"
         found.append(ScoreTable(heading, keys, heads, lines))

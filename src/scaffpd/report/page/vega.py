@@ -2,41 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
+
+from scaffpd.fields import Json
 
 Value = str | int | float | bool | None | Sequence["Value"] | dict[str, "Value"]
 Spec = dict[str, Value]
 Rows = list[dict[str, str | int | float | bool | None]]
-FONT = (
-    "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', 'Liberation Sans', Arial, "
-    "sans-serif"
-)
-PALETTE = {
-    "paper": "#fbfaf7",
-    "card": "#ffffff",
-    "ink": "#1b1e24",
-    "soft": "#565d69",
-    "line": "#e3e0d9",
-    "rest": "#a9adb5",
-    "gain": "#00785a",
-    "loss": "#b04a00",
-    "accent": "#00609a",
-    "caution": "#7a4b00",
-    "caution-paper": "#fdf4e1",
-}
-# Okabe and Ito's colours, which people with colour blindness tell from one another
-SERIES = ("#0072b2", "#d55e00", "#00835f", "#a4437c", "#946200", "#5b6472", "#3b7fb0")
-# a shape beside each colour; no two models look alike without colours either
-SHAPES = {
-    "circle": "M2 7a5 5 0 1 0 10 0a5 5 0 1 0 -10 0Z",
-    "diamond": "M7 1L13 7L7 13L1 7Z",
-    "square": "M2.5 2.5h9v9h-9Z",
-    "triangle-up": "M7 1.5L13 12H1Z",
-    "cross": "M5 1h4v4h4v4h-4v4h-4v-4h-4v-4h4Z",
-    "triangle-down": "M7 12.5L13 2H1Z",
-    "triangle-right": "M12.5 7L2 13V1Z",
-}
 MANY = 60  # clients: beyond, names no longer fit beside their marks
 HEIGHT = 320
 WIDTH = 640
@@ -45,62 +20,37 @@ STEP = 24  # pixels per client
 LOOSE: Spec = {"zero": False, "padding": 10}  # a scale with room at its ends
 
 
+def packaged(name: str) -> str:
+    """Read a file of this package."""
+    return files("scaffpd.report.page").joinpath(name).read_text(encoding="utf-8")
+
+
+# Colours are Okabe and Ito's, which people with colour blindness tell from one another; a shape
+# beside each, so that no two models look alike without colours either.
+THEME: Json = json.loads(packaged("theme.json"))
+PALETTE: dict[str, str] = THEME["palette"]
+SERIES: list[str] = THEME["series"]
+SHAPES: dict[str, str] = THEME["shapes"]
+
+
 def css() -> str:
     """Write the colours as custom properties."""
     named = PALETTE | {f"series-{i}": colour for i, colour in enumerate(SERIES)}
     colours = " ".join(f"--{name}: {colour};" for name, colour in named.items())
-    return f":root {{ color-scheme: light; --font: {FONT}; {colours} }}\n"
+    return f":root {{ color-scheme: light; --font: {THEME['font']}; {colours} }}\n"
 
 
 def config() -> Spec:
-    """Make Vega-Lite's configuration: quiet axes, and styles by name."""
-    words: Spec = {
-        "labelColor": PALETTE["soft"],
-        "titleColor": PALETTE["soft"],
-        "labelFont": FONT,
-        "titleFont": FONT,
-        "labelFontSize": 12,
-        "titleFontSize": 12,
-        "titleFontWeight": "normal",
-    }
-    text: Spec = {"font": FONT, "fontSize": 12}
-    moved: Spec = {"strokeWidth": 3, "opacity": 0.55}
-    return {
-        "background": "transparent",
-        "font": FONT,
-        "padding": 4,
-        "view": {"stroke": None},
-        "axis": {
-            **words,
-            "titlePadding": 10,
-            "gridColor": PALETTE["line"],
-            "domain": False,
-            "ticks": False,
-            "labelPadding": 6,
-        },
-        "legend": {
-            **words,
-            "orient": "top",
-            "labelColor": PALETTE["ink"],
-            "symbolSize": 90,
-            "symbolStrokeWidth": 2,
-            "labelLimit": 180,
-            "rowPadding": 4,
-        },
-        "text": {**text, "color": PALETTE["ink"]},
-        "line": {"strokeWidth": 2},
-        "range": {"ordinal": list(SERIES)},
-        "style": {
-            "quiet": {"color": PALETTE["rest"], "strokeWidth": 1.2},
-            "rest": {"color": PALETTE["rest"], "opacity": 0.35, "strokeWidth": 1},
-            "gain": {**moved, "color": PALETTE["gain"]},
-            "loss": {**moved, "color": PALETTE["loss"], "strokeDash": [3, 2]},
-            "gain-words": {**text, "color": PALETTE["gain"]},
-            "loss-words": {**text, "color": PALETTE["loss"]},
-            "quiet-words": {**text, "color": PALETTE["soft"]},
-            "knee": {"color": PALETTE["ink"], "filled": False, "strokeWidth": 1.6},
-        },
-    }
+    """Make Vega-Lite's configuration: quiet axes, and styles by name, in the page's colours."""
+    text = json.dumps(THEME["vega"])
+    for name, value in {
+        **THEME["palette"],
+        "font": THEME["font"],
+        "series": THEME["series"],
+    }.items():
+        text = text.replace(f'"${name}"', json.dumps(value))
+    made: Spec = json.loads(text)
+    return made
 
 
 @dataclass(frozen=True)
@@ -217,14 +167,15 @@ def dots(encoding: Spec, table: str, size: int = 80) -> Spec:
 
 def changes(table: str, y: Spec, x: Spec) -> list[Spec]:
     """Draw lines from before to after, and write the change to their right, coloured by tone."""
-    layers: list[Spec] = []
     ends: Spec = {"y": y, "x": {**x, "field": "before"}, "x2": {"field": "after"}}
     words: Spec = {"y": y, "text": {"field": "change"}}
-    right: Spec = {"expr": f"width + {BESIDE}"}
-    for tone in ("gain", "loss", "quiet"):
-        where = f"datum.tone === '{tone}'"
-        layers.append(layer("rule", ends, where, table, style=tone))
-        layers.append(
-            layer("text", words, where, table, style=f"{tone}-words", align="right", x=right)
+    look: Spec = {"align": "right", "x": {"expr": f"width + {BESIDE}"}}
+    return [
+        one
+        for tone in ("gain", "loss", "quiet")
+        if (where := f"datum.tone === '{tone}'")
+        for one in (
+            layer("rule", ends, where, table, style=tone),
+            layer("text", words, where, table, style=f"{tone}-words", **look),
         )
-    return layers
+    ]

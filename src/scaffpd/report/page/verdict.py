@@ -69,29 +69,25 @@ def one_for_all(run: RunRecord) -> list[str]:
 
 def _headline(run: RunRecord, before: Overall, after: Overall) -> str:
     assert run.pair is not None
-    names = [f"“{brief(model.name)}”" for model in run.pair]
+    was, now = (f"“{brief(model.name)}”" for model in run.pair)
     moved = run.measure.moved
     worst = f"{run.measure.subject}the {run.bottom} {moved(before.worst_20, after.worst_20)}"
     mean = moved(before.mean, after.mean)
-    start = f"with {names[1]} in the place of {names[0]}, {worst}"
-    return capital(f"{start}; the average {mean}.")
+    return capital(f"with {now} in the place of {was}, {worst}; the average {mean}.")
 
 
 def answers(run: RunRecord) -> dict[str, str]:
     """Answer the questions of a reader who knows no optimisation, as far as the run can."""
     paying = run.paying
-    found = {"do": _do(run), "much": _much(run), "sure": sure(run)}
+    # a run that has measured what joining brings begins with its advice
+    do = f"Use “{brief(run.path.knee)}”, which is suggested." if run.path else ""
+    found = {"do": do, "much": _much(run), "sure": sure(run)}
     if any(paying.values()):
         quiet = len(paying[NOISE])
         rest = f"; for the other {quiet} it is within noise" if quiet else ""
         found["who"] = f"{_some(paying[YES])}, clearly{rest}." if paying[YES] else "Nobody clearly."
         found["cost"] = f"{_some(paying[NO])}, clearly." if paying[NO] else "Nobody clearly."
     return {question: found[name] for name, question in QUESTIONS.items() if found.get(name)}
-
-
-def _do(run: RunRecord) -> str:
-    """Advise by the path; a run that has measured what joining brings begins with its advice."""
-    return f"Use “{brief(run.path.knee)}”, which is suggested." if run.path else ""
 
 
 def _much(run: RunRecord) -> str:
@@ -101,13 +97,10 @@ def _much(run: RunRecord) -> str:
         return f"{said[0]} In brackets are 95 % intervals, from held-out rows." if said else ""
     if run.pair is None:
         return ""
-    ends = [one.overall for one in run.pair if one.overall]
+    ends = [one.overall for one in run.pair]
     texts = [
-        f"the {what} goes from {' to '.join(map(run.measure.written, values))}"
-        for what, values in (
-            ("mean", [one.mean for one in ends]),
-            (run.bottom, [one.worst_20 for one in ends]),
-        )
+        f"the {what} goes from {' to '.join(run.measure.written(getattr(e, name)) for e in ends)}"
+        for what, name in (("mean", "mean"), (run.bottom, "worst_20"))
     ]
     return capital(f"{', '.join(texts)}; whether that is noise was not tested.")
 
