@@ -14,7 +14,7 @@ from torch import nn
 
 import scaffpd as sp
 from naive import relative, unequal_clients
-from scaffpd.data import breast_cancer, digits
+from scaffpd.data import digits
 from scaffpd.errors import InputError
 from scaffpd.federation import LocalPlan
 
@@ -209,23 +209,6 @@ def test_fingerprints_are_the_same_in_another_process():
 
 
 # ------------------------------------------------------------------ scores
-
-
-def test_logistic_scores_are_those_of_scikit_learn():
-    silos = breast_cancer(test_fraction=0.3)
-    cohort = sp.Cohort(
-        silos.train, sp.Linear("logistic", l2=1e-3, intercept=True), silos.names, test=silos.test
-    )
-    X, y = (np.concatenate(part) for part in zip(*silos.train, strict=True))
-    sklearn = LogisticRegression().fit(X, y)
-    x = np.concatenate([sklearn.coef_[0], sklearn.intercept_])
-    for split, pairs in (("train", silos.train), ("test", silos.test)):
-        scores = cohort.evaluate(x, split)
-        assert scores.counts.tolist() == [len(y) for _, y in pairs]
-        for i, (X, y) in enumerate(pairs):
-            assert scores.score[i] == accuracy_score(y, sklearn.predict(X))
-            expected = log_loss(y, sklearn.predict_proba(X), labels=[0, 1]) + 1e-3 / 2 * x @ x
-            assert scores.loss[i] == pytest.approx(expected, rel=1e-9)
 
 
 def test_softmax_scores_are_those_of_scikit_learn():

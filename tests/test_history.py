@@ -29,12 +29,6 @@ def test_single_clients_are_those_of_the_start_and_of_the_end() -> None:
     np.testing.assert_array_equal(ends["exchanges"], whole["exchanges"])
 
 
-def test_looking_up_less_often_changes_no_model() -> None:
-    whole, spread = (
-        sp.train(FEW, cohort(), rounds=12, every_client=kept) for kept in (True, False)
-    )
-    np.testing.assert_array_equal(whole.x, spread.x)
-    np.testing.assert_array_equal(whole.weights, spread.weights)
 
 
 def test_methods_that_need_losses_have_them_in_every_round() -> None:
@@ -69,14 +63,6 @@ def test_memory_does_not_grow_with_rounds_times_clients() -> None:
     assert len(history._clients) == 3
 
 
-def test_csv_has_no_clients(tmp_path: Path) -> None:
-    history = sp.train(FEW, cohort(), rounds=3, every_client=False).history
-    history.to_csv(tmp_path / "rounds.csv")
-    with (tmp_path / "rounds.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    assert tuple(rows[0]) == history.columns
-    assert set(rows[0]) == set(table.SCALARS)
-    assert float(rows[3]["bytes_up"]) == history["bytes_up"][3]
 
 
 def test_a_resumed_run_has_the_same_history(tmp_path: Path) -> None:

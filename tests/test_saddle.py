@@ -7,15 +7,12 @@ from __future__ import annotations
 import tracemalloc
 from dataclasses import dataclass
 
-import cvxpy as cp
 import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from objective_cases import ALL, ON_SIMPLEX, build, powers, vectors
-from test_objective_solver import model
-from test_objective_solver import solve as by_clarabel
 
 import scaffpd as sp
 from cases.objectives import contains
@@ -218,42 +215,6 @@ def test_the_proof_is_honest_and_good_enough(kind: str, examples: int, clients: 
         assert_proven(wild, wild.solve())
 
     search()
-
-
-# ------------------------------------------------------------------ other ways to the same number
-
-
-@every_kind
-@given(data=st.data())
-@settings(deadline=None, max_examples=4, derandomize=True)
-def test_the_value_is_that_of_an_interior_point_solver(kind: str, data: st.DataObject) -> None:
-    problem = data.draw(problems(kind, clients=6, wide=0.5))
-    objective = problem.objective
-    a = problem.a
-    if kind == "QFair":  # an exponent that a cone expresses exactly
-        objective = sp.QFair(data.draw(st.sampled_from([0.5, 1.0, 2.0])), objective.prior)
-    level = float(a.mean()) if objective.simplex else 0.0
-    found = solve_saddle(objective, a - level, problem.F, problem.start, 1e-9, problem.diagonal)
-    lam, psi, members = model(objective, len(a))
-    concave = (a - level) @ lam - psi - 0.5 * cp.sum_squares(problem.coupling @ lam - problem.shift)
-    assert found.value == pytest.approx(
-        by_clarabel(cp.Problem(cp.Maximize(concave), members)), rel=1e-6, abs=1e-6
-    )
-
-
-@every_kind
-def test_without_coupling_it_is_the_support_function(kind: str) -> None:
-    losses = np.array([0.3, 1.2, 0.7, 0.9])
-    objective = build(kind, 0.5, losses, np.array([0.1, 0.2, 0.3, 0.4]))
-    for F, w in (
-        (np.empty((0, 4)), None),
-        (np.zeros((3, 4)), None),
-        (np.empty((0, 4)), np.zeros(4)),
-    ):
-        found = solve_saddle(objective, losses, F, objective.start(losses), 1e-12, w)
-        assert found.value == pytest.approx(objective.support(losses), rel=1e-12)
-        np.testing.assert_allclose(found.weights, objective.maximizer(losses), atol=1e-6)
-        assert found.iterations == 0
 
 
 # ------------------------------------------------------------------ extremes
@@ -506,17 +467,6 @@ def test_the_basis_is_orthonormal_and_spans_the_first_columns(
             assert float((metric.sqrt() * (column - inside)).norm()) <= 1e-5 * float(
                 (metric.sqrt() * column).norm()
             )
-
-
-def test_the_basis_leaves_out_what_adds_nothing() -> None:
-    one, two = torch.eye(4, dtype=torch.float64)[:2]
-    metric = torch.full((4,), 4.0, dtype=torch.float64)
-    columns = [0 * one, one, one + 1e-9 * two, -3 * one, two, one - two]
-    V = orthonormal(columns, metric, 4)
-    np.testing.assert_allclose(V, torch.stack([one, two], 1) / 2, atol=1e-7)
-    assert orthonormal(columns, metric, 1).shape == (4, 1)
-    assert orthonormal([0 * one], metric, 3).shape == (4, 0)
-    assert orthonormal([], metric, 3).shape == (4, 0)
 
 
 @pytest.mark.parametrize("d", [2499, 2500, 2503, 7600])

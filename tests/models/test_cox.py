@@ -111,29 +111,6 @@ def test_coefficients_are_those_of_a_stratified_fit(ties, entry):
     np.testing.assert_allclose(found.x, theirs.params, atol=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("weighted", [False, True])
-def test_coefficients_are_those_of_lifelines(weighted):
-    import pandas as pd
-    from lifelines import CoxPHFitter
-
-    random = np.random.default_rng(0)
-    pairs = clients(2, sizes=(60, 60))
-    weight = random.choice([1.0, 2.0, 0.5], (2, 60))
-    weight /= weight.mean(1, keepdims=True)
-    if weighted:
-        pairs = [(X, np.column_stack([y, w])) for (X, y), w in zip(pairs, weight, strict=True)]
-    cohort = sp.Cohort(pairs, sp.Linear("cox", l2=1e-8, weighted=weighted))
-    found = sp.train(sp.fair(sp.Average()), cohort, 20, 1e-9, progress=False)
-    X, y = (np.concatenate(part) for part in zip(*pairs, strict=True))
-    frame = pd.DataFrame(X, columns=list("abc")).assign(
-        t=y[:, 0], e=y[:, 1], s=np.repeat([0, 1], 60), w=weight.ravel() if weighted else 1.0
-    )
-    fitter = CoxPHFitter()
-    steps = {"precision": 1e-12, "r_precision": 1e-14}  # its usual ones leave an error of 1.2e-6
-    options = {"robust": True} if weighted else {}
-    fitter.fit(frame, "t", "e", weights_col="w", strata=["s"], fit_options=steps, **options)
-    np.testing.assert_allclose(found.x, fitter.params_.to_numpy(), rtol=0, atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -149,20 +126,6 @@ def test_effects_of_one_client_and_their_errors_are_those_of_lifelines():
     np.testing.assert_allclose(found.error, fitter.standard_errors_, rtol=1e-4)
 
 
-@pytest.mark.parametrize("objective", [sp.ChiSquare(rho=0.1), sp.Agnostic()], ids=repr)
-def test_fair_optimum_is_that_of_a_solver_that_knows_only_losses(objective):
-    cohort = sp.Cohort(clients(3), sp.Linear("cox", l2=0.05))
-    found = sp.train(sp.fair(objective), cohort, 20, 1e-10, progress=False)
-    assert found.rounds <= 20
-    smooth = sp.ChiSquare(rho=0.1) if isinstance(objective, sp.ChiSquare) else sp.Tilted(1e-4)
-
-    def value(x):
-        return smooth.support(cohort.losses(torch.from_numpy(x)))
-
-    best = minimize(
-        value, np.zeros(3), method="Nelder-Mead", options={"xatol": 1e-9, "fatol": 1e-13}
-    )
-    assert value(found.x) <= best.fun + 2e-4 * (smooth is not objective) + 1e-9
 
 
 def test_every_method_finds_the_same_optimum_and_a_loss_counts_from_knowing_nothing():
@@ -236,20 +199,6 @@ def test_the_strength_by_evidence_is_that_of_a_search():
     assert np.argmax(rows) == 4
 
 
-def test_four_silos_find_what_a_cohort_finds():
-    names = ("a", "b", "c", "d")
-    rows = dict(zip(names, clients(8, sizes=(30, 41, 35, 52)), strict=True))
-    model = sp.Linear("cox", l2=0.05)
-
-    def some(names):
-        return sp.Cohort({name: rows[name] for name in names}, model)
-
-    goal = sp.fair(sp.ChiSquare(rho=0.1), local_steps=20)
-    here = sp.train(goal, some(names), 50, 1e-9, progress=False)
-    found, _, _ = trained(singles(some, names), goal, tol=1e-6)
-    for there in found.values():
-        assert there.certificate <= 1e-6
-        np.testing.assert_allclose(there.x, here.x, atol=2e-3)
 
 
 def test_powers_of_losses_below_zero_are_refused():
@@ -303,15 +252,6 @@ def test_concordance_counts_pairs():
     assert np.isnan(concordance(time, 0 * event, risk))
 
 
-def test_concordance_is_that_of_scikit_survival():
-    from sksurv import metrics
-
-    random = np.random.default_rng(1)
-    time = random.exponential(5, 80)
-    event = random.random(80) < 0.6
-    risk = random.standard_normal(80)
-    theirs = metrics.concordance_index_censored(event, time, risk)[0]
-    assert concordance(time, event.astype(float), risk) == pytest.approx(theirs, abs=1e-15)
 
 
 def test_what_cannot_be_is_refused():

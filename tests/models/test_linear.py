@@ -180,49 +180,6 @@ def test_local_steps_match_algorithm_2(case, steps):
     )
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("case", ITERATIVE)
-def test_a_thousand_local_steps_without_regulariser(case):
-    cohort, clients, x = problem(case, l2=0.0)
-    L = np.array([client.smoothness for client in clients])
-    rates = np.divide(
-        1, L, out=np.zeros_like(L), where=L > 1e-12
-    )  # a flat loss has no scale of its own: it stays put
-    if not CASES[case][2]:
-        assert (rates == 0).any()
-    check_local_steps(cohort, clients, x, LocalPlan(1000), rates)
-
-
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("origin", ["minibatch", "earlier point"])
-def test_local_steps_use_the_control_variates_that_were_answered(case, origin):
-    """c_i from a minibatch or from another point: the corrected gradient at x is then not c."""
-    cohort, clients, x = problem(case)
-    at = (
-        cohort.gradients(tensor(x), batch_size=2, key=(4,))
-        if origin == "minibatch"
-        else cohort.gradients(tensor(x / 2))
-    )
-    own = [at.sum(np.eye(len(clients))[i]).numpy() for i in range(len(clients))]
-    c = cohort.gradients(tensor(x)).sum(np.full(len(clients), 1 / len(clients)))
-    updates = cohort.local_updates(tensor(x), at, c, LocalPlan(25))
-    for i, client in enumerate(clients):
-        d = client.descend(x, own[i], c.numpy(), 1 / client.smoothness, 25)
-        assert relative(updates.sum(np.eye(len(clients))[i]), d) < 1e-10
-
-
-def test_the_first_step_is_the_correction_and_a_zero_correction_stays():
-    cohort, clients, x = problem("logistic")
-    at = cohort.gradients(tensor(x))
-    c = torch.randn(len(x), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    weights = np.ones(len(clients))
-    one = cohort.local_updates(tensor(x), at, c, LocalPlan(1, rate=0.25)).sum(weights)
-    # gradients that are computed twice may differ in their last digit, of the size of the largest
-    assert relative(one, 0.25 * len(clients) * c) < 1e-13
-    still = cohort.local_updates(tensor(x), at, torch.zeros_like(c), LocalPlan(50)).sum(weights)
-    assert torch.equal(still, torch.zeros_like(c))
-
-
 # ------------------------------------------------------------------ minibatches
 
 
@@ -237,22 +194,6 @@ def test_minibatch_gradients_match_a_loop_over_the_drawn_rows(case):
     np.testing.assert_allclose(at.losses, [value for value, _ in answers], rtol=1e-12)
     assert relative(at.sum(weights), weights @ gradients) < 1e-12
     np.testing.assert_allclose(at.norms(), (gradients**2).sum(1), rtol=1e-11)
-
-
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("scale", [None, 1.0])
-def test_minibatch_local_steps_match_a_loop_over_the_drawn_rows(case, scale):
-    cohort, clients, x = problem(case)
-    at = cohort.gradients(tensor(x))
-    c = at.sum(np.full(len(clients), 1 / len(clients)))
-    L = np.array([client.smoothness for client in clients])
-    plan = LocalPlan(30, rate=0.05 / L.max() if scale is None else None, batch_size=4, key=(7, 2))
-    batches = drawn_rows(cohort, (7, 2), 4, 30)
-    updates = cohort.local_updates(tensor(x), at, c, plan)
-    rates = cohort._oracle.rates(plan).flatten().numpy() if scale else np.full(len(L), plan.rate)
-    for i, client in enumerate(clients):
-        d = client.descend(x, client.fast_gradient(x), c.numpy(), rates[i], 30, batches[i])
-        assert relative(updates.sum(np.eye(len(clients))[i]), d) < 1e-10
 
 
 def test_minibatch_rates_follow_the_expected_smoothness():

@@ -12,7 +12,6 @@ from torch import nn
 
 import scaffpd as sp
 from naive import relative, unequal_clients
-from scaffpd.federation import LocalPlan
 
 TWINS = {
     "squared": ("squared", "squared", 1),
@@ -60,25 +59,6 @@ def test_a_linear_layer_is_a_linear_model(case):
     counts = scores[0].counts
     all_of_it = network.gradients(y, 9).losses[counts <= 9]
     np.testing.assert_allclose(all_of_it, b.losses[counts <= 9], rtol=1e-14)
-
-
-@pytest.mark.parametrize("case", TWINS)
-@pytest.mark.parametrize("batch_size", [None, 3])
-def test_local_steps_of_a_linear_layer_are_those_of_a_linear_model(case, batch_size):
-    linear, network, x, outputs = twins(case)
-    n = len(linear.names)
-    y = torch.tensor(as_module(x, outputs))
-    plan = LocalPlan(
-        6, rate=0.5 / linear.constants().smoothness.max(), batch_size=batch_size, key=(1, 2)
-    )
-    a = linear.gradients(torch.tensor(x))
-    b = network.gradients(y)
-    c = a.sum(np.full(n, 1 / n))
-    turned = torch.tensor(as_module(c, outputs))
-    first = linear.local_updates(torch.tensor(x), a, c, plan)
-    second = network.local_updates(y, b, turned, plan)
-    for weights in np.eye(n):
-        assert relative(second.sum(weights), as_module(first.sum(weights), outputs)) < 1e-10
 
 
 def test_curvature_at_the_start_is_found():

@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 import scaffpd as sp
@@ -251,19 +249,6 @@ def test_strengths_and_ridges_of_every_feature(loss):
     check_answers(loss, rows, strength, (0, 1, "intercept"), l2=[0.05, 0.4, 1e-3, 2.0, 1e-2])
 
 
-@settings(max_examples=4, deadline=None)
-@given(
-    loss=st.sampled_from(LOSSES),
-    sizes=st.lists(st.integers(1, 9), min_size=2, max_size=4),
-    d=st.integers(1, 9),
-    strength=st.sampled_from([0.1, 3.0, 1e3]),
-    personal=st.sampled_from([None, ("intercept",), (0,)]),
-    seed=st.integers(0, 99),
-)
-def test_ugly_sizes(loss, sizes, d, strength, personal, seed):
-    check_answers(loss, clients(loss, sizes, d, seed), strength, personal, seed)
-
-
 # ------------------------------------------------------------------ the certificate
 
 
@@ -281,62 +266,6 @@ def objectives(top):
 
 
 NAMES = list(objectives(1.0))
-STRENGTHS = (0.1, 10.0, 1000.0)
-
-
-def check_proof(name, loss, strength):
-    """After few rounds and at the end, the proven gap covers the true one; and the end is the
-    optimum."""
-    scale = 10 ** np.linspace(-0.5, 0.5, 4)  # columns are badly scaled
-    rows = [(X * scale, y) for X, y in clients(loss, (12, 25, 6, 2), seed=3)]
-    cohort = bound(loss, rows, strength, intercept=False)
-    joint = Joint(rows, loss, L2, strength)
-    objective = objectives(joint.losses(np.zeros(joint.dimension)).max())[name]
-    best = joint.optimum(objective)
-    runs = [
-        (sp.fair(objective), 1, None),
-        (sp.ScaffPD(objective, local_steps=3), 4, None),
-        (sp.SubspaceSaddle(objective), 3, None),
-        (sp.fair(objective), 300, 1e-9),
-    ]
-    for method, rounds, tol in runs:
-        result = sp.train(method, cohort, rounds=rounds, tol=tol)
-        excess = objective.support(joint.losses(result.x)) - best.value
-        assert np.isfinite(result.certificate)
-        assert excess <= result.certificate + best.gap, f"{method}: {excess} > {result.certificate}"
-        close(result.personal, joint.models(result.x), 1e-7)
-    assert result.status == "converged"
-    assert abs(excess) <= 1e-9 + best.gap
-
-
-@pytest.mark.sample(4)
-@pytest.mark.cover(1)
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("name", NAMES)
-def test_the_proven_gap_covers_the_true_one(name, loss):
-    check_proof(name, loss, STRENGTHS[(NAMES.index(name) + LOSSES.index(loss)) % 3])
-
-
-def test_a_conic_solver_of_the_joint_problem_agrees():
-    """In all of (x, u_1 … u_N) at once, by CVXPY: the optimum of CVaR over a share ½ of four
-    clients."""
-    cp = pytest.importorskip("cvxpy")
-    pairs = clients("squared", (12, 25, 6, 2), seed=3)
-    strength = 5.0
-    x = cp.Variable(4)
-    values = []
-    for X, y in pairs:
-        u = cp.Variable(4)
-        pull = strength / len(X) / 2 * cp.sum_squares(u - x)
-        values.append(cp.sum_squares(X @ u - y) / len(X) + L2 / 2 * cp.sum_squares(x) + pull)
-    level = cp.Variable()
-    tail = level + sum(cp.pos(v - level) for v in values) / (0.5 * 4)
-    best = cp.Problem(cp.Minimize(tail)).solve(solver=cp.CLARABEL)
-    result = sp.train(
-        sp.fair(sp.CVaR(0.5)), bound("squared", pairs, strength, intercept=False), tol=1e-9
-    )
-    found = sp.CVaR(0.5).support(Joint(pairs, "squared", L2, strength).losses(result.x))
-    assert abs(found - best) <= 1e-6 * best
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -555,17 +484,6 @@ def test_the_gradient_of_a_personal_network_is_the_slope_of_its_loss(columns, to
     close(oracle.evaluate(x).each() @ v, slope, 1e-5)
     few = oracle.only([1])
     close(few.evaluate(x).each()[0], oracle.evaluate(x).each()[1])
-
-
-def test_an_estimate_of_the_smoothness_that_is_too_small_does_no_harm(to_the_minimum):
-    """Rates are halved until the value falls below that at x."""
-    torch.manual_seed(1)
-    net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
-    oracle = sp.Cohort(clients("softmax", (12, 6)), sp.Personal(sp.Module(net), 1.0))._oracle
-    x = oracle.start()
-    before = oracle.inner.losses(x)
-    oracle.inner._smoothness = np.full(2, 1e-3)
-    assert bool((oracle.losses(x) < before).all())
 
 
 def test_personal_networks_serve_clients_that_disagree():

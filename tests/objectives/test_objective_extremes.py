@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from objective_cases import ALL, ON_SIMPLEX, build, optimality_error
+from objective_cases import ALL, build, optimality_error
 
-from scaffpd.objectives import Agnostic, ChiSquare, ChiSquareBall, CVaR, QFair, Tilted
+from scaffpd.objectives import ChiSquare, ChiSquareBall, CVaR, QFair, Tilted
 
 SIGMAS = (1e-12, 1e-6, 1.0, 1e6, 1e12)
 PARAMETERS = (1e-8, 1e-2, 0.6, 1e3, 1e8)
@@ -76,35 +76,6 @@ def test_a_hundred_thousand_clients(kind: str, prior: str) -> None:
             losses @ best - objective.value(best), rel=1e-10
         )
         np.testing.assert_allclose(objective.prox(losses, best, sigma), best, rtol=1e-8, atol=1e-12)
-
-
-@pytest.mark.parametrize("kind", ON_SIMPLEX)
-def test_one_client_has_all_the_weight(kind: str) -> None:
-    objective = build(kind, 0.5, np.array([3.0]), None)
-    assert objective.prox([3.0], [1.0], 0.1).tolist() == [1.0]
-    assert objective.maximizer([3.0]).tolist() == [1.0]
-    assert objective.support([3.0]) == 3.0
-
-
-@pytest.mark.parametrize("kind", ON_SIMPLEX)
-def test_equal_losses_give_their_common_value(kind: str) -> None:
-    prior = np.array([0.5, 0.2, 0.3])
-    objective = build(kind, 0.4, np.ones(3), prior)
-    np.testing.assert_allclose(objective.maximizer(np.full(3, 1e8)), prior, rtol=1e-14)
-    assert objective.support(np.full(3, 1e8)) == pytest.approx(1e8, rel=1e-15)
-
-
-@pytest.mark.parametrize(
-    "objective", [Agnostic(), ChiSquare(1e-7), CVaR(0.4), Tilted(1e-7), ChiSquareBall(0.7)]
-)
-def test_tiny_differences_between_big_losses_count(objective) -> None:
-    tiny = np.array([0.0, 3.0, 1.0, 2.0]) * 2.0**-24  # still exact on top of 2^27 ≈ 1.3e8
-    old = np.full(4, 0.25)
-    np.testing.assert_array_equal(
-        objective.prox(2.0**27 + tiny, old, 1e6), objective.prox(tiny, old, 1e6)
-    )
-    np.testing.assert_array_equal(objective.maximizer(2.0**27 + tiny), objective.maximizer(tiny))
-    assert objective.maximizer(2.0**27 + tiny)[1] > 0.3
 
 
 def test_a_long_capped_step_keeps_the_old_weights_among_ties() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from objective_cases import ALL, ON_SIMPLEX, Step, build, gradient, steps
+from objective_cases import ALL, Step, build, gradient, steps
 
 from cases.objectives import contains
 from cases.refusals import refuses
@@ -88,23 +88,6 @@ def test_strong_convexity() -> None:
     assert 0.0 < QFair(2.0).curvature(np.array([0.1, 0.0, 0.4])) < np.inf
     assert 0.0 < QFair(0.5).curvature(np.array([0.1, 0.2, 0.4])) < np.inf
     assert Nash(3.0).curvature(np.array([0.1, 0.5, 0.4])) == pytest.approx(1.0 / 3.0 / 0.25)
-
-
-def test_membership() -> None:
-    corner = [1.0, 0.0, 0.0]
-    outside = [0.6, 0.6, -0.2]
-    for kind in ON_SIMPLEX:
-        objective = build(kind, 1.0, LOSSES, None)
-        assert contains(objective, UNIFORM)
-        assert not contains(objective, outside)
-        assert not contains(objective, [0.5, 0.5, 0.5])
-        assert contains(objective, corner) == (kind in ("Agnostic", "ChiSquare", "Tilted"))
-    assert contains(CVaR(1 / 3), corner)
-    assert contains(ChiSquareBall(2.0), corner)
-    assert contains(QFair(1.0), [3.0, 0.0, 9.0])
-    assert not contains(QFair(1.0), outside)
-    assert contains(Nash(1.0), [3.0, 1e-9, 9.0])
-    assert not contains(Nash(1.0), corner)
 
 
 @pytest.mark.parametrize("kind", ALL)

@@ -105,17 +105,6 @@ def test_the_jacobian_is_the_derivative(kind: str, seed: int) -> None:
 
 
 @each
-def test_a_tiny_step_holds_its_client_and_leaves_the_others_free(kind: str) -> None:
-    losses = np.array([0.3, 1.2, 0.7, 0.9])
-    objective = build(kind, 0.5, losses, np.array([0.1, 0.2, 0.3, 0.4]))
-    old = objective.prox(losses, np.full(4, 0.25), 0.1)
-    held = objective.prox(losses[::-1], old, np.array([1e-12, 1.0, 1e3, 1.0]))
-    assert held[0] == pytest.approx(old[0], abs=1e-10)
-    if kind != "Average":
-        assert np.abs(held - old)[1:].max() > 1e-2
-
-
-@each
 @pytest.mark.parametrize("n", [2, 7, 60])
 @pytest.mark.parametrize("spread", [1e6, 1e12])
 def test_steps_of_very_different_sizes(kind: str, n: int, spread: float) -> None:
