@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import cache
 
 import numpy as np
 import pytest
@@ -42,10 +41,6 @@ def made(rng, clients=6, rows=40, held=200, d=5, apart=0.0, noise=1.0, labels=Fa
         train.append((X[:rows], y[:rows]))
         test.append((X[rows:], y[rows:]))
     return train, test
-
-
-
-
 
 
 def test_why_the_average_model_is_not_advised_is_said_where_it_does_as_well():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import numpy as np
@@ -27,8 +26,6 @@ def test_single_clients_are_those_of_the_start_and_of_the_end() -> None:
     np.testing.assert_array_equal(ends.first_losses, whole.losses[0])
     np.testing.assert_array_equal(ends.last_losses, whole.losses[-1])
     np.testing.assert_array_equal(ends["exchanges"], whole["exchanges"])
-
-
 
 
 def test_methods_that_need_losses_have_them_in_every_round() -> None:
@@ -61,8 +58,6 @@ def test_memory_does_not_grow_with_rounds_times_clients() -> None:
     history = sp.train(FEW, cohort(), rounds=30, every_client=False).history
     assert len(history) == 31
     assert len(history._clients) == 3
-
-
 
 
 def test_a_resumed_run_has_the_same_history(tmp_path: Path) -> None:

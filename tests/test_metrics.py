@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scaffpd.federation import ClientScores
-from scaffpd.training.metrics import Summary, a_fifth
+from scaffpd.training.metrics import Summary
 
 SCORES = ClientScores(
     names=("a", "b", "c"),
@@ -28,8 +28,6 @@ def test_the_worst_loss_is_the_largest():
     assert loss.deviation == pytest.approx(np.sqrt((0.09 + 0.16 + 0.01) / 3))
 
 
-
-
 def test_regression_has_no_accuracy():
     scores = ClientScores(SCORES.names, SCORES.loss, np.full(3, np.nan), SCORES.counts)
     assert Summary.of(scores).score is None
@@ -42,12 +40,6 @@ def scores(loss, accuracy=None, counts=None):
     return ClientScores(
         tuple(f"c{i}" for i in range(N)), np.array(loss, dtype=float), accuracy, counts
     )
-
-
-
-
-
-
 
 
 # ------------------------------------------------------------------ Gini and Jain

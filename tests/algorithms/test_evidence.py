@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -90,38 +89,6 @@ def check_slopes(problem, found, clients, each, scale, k, e=1e-4):
                 args = "squared", with_ones(clients), *own, scale, k
                 sides.append(naive_evidence.evidence(*args)[0])
             assert halves[which][j] == pytest.approx((sides[0] - sides[1]) / (2 * e), abs=1e-5)
-
-
-@pytest.mark.parametrize("sizes", [(30,) * 12, (4, 9, 12, 30, 7, 15, 25, 6)])
-def test_squared_loss_agrees_with_the_mixed_model_of_statsmodels(sizes):
-    """Restricted maximum likelihood with a flat prior on the fixed effects."""
-    clients = made("squared", sizes, np.array([0.8, 0.3, 0.5]), seed=len(sizes))
-    found = strengths(
-        bound("squared", clients),
-        ["a", "b", "intercept"],
-        "squared",
-        flat=("a", "b", "intercept"),
-        worth=-np.inf,
-        tol=1e-9,
-    )
-    tau, sigma2, fixed = mixed_model(clients)
-    np.testing.assert_allclose(found.tau, tau, rtol=2e-3, atol=2e-4)
-    assert found.sigma2 == pytest.approx(sigma2, rel=2e-3)
-    np.testing.assert_allclose(found.x, fixed, atol=2e-3)
-
-
-def mixed_model(clients):
-    from statsmodels.regression.mixed_linear_model import MixedLM, MixedLMParams
-
-    A = np.vstack([X for X, _ in with_ones(clients)])
-    y = np.concatenate([y[:, 0] for _, y in clients])
-    owner = np.repeat(np.arange(len(clients)), [len(X) for X, _ in clients])
-    d = A.shape[1]
-    free = MixedLMParams.from_components(np.ones(d), np.eye(d))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        fit = MixedLM(y, A, owner, exog_re=A).fit(reml=True, free=free, method=["bfgs", "powell"])
-    return np.diag(fit.cov_re), fit.scale, fit.fe_params
 
 
 def test_logistic_strengths_are_near_the_maximum_of_laplaces_evidence():

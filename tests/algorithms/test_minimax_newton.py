@@ -196,23 +196,6 @@ def test_squared_losses_from_sums_of_hessians(objective, monkeypatch):
     check(clients, "squared", 0.1, objective, result, 1e-9)
 
 
-def test_columns_of_any_scale_are_certified():
-    """Columns scaled by 10^±4 and one small l2: no other method's certificate gets below 1."""
-    random = np.random.default_rng(0)
-    scale = 10.0 ** random.uniform(-4, 4, 40)
-    clients = [(X * scale, y) for X, y in single(6, 8, 40, 30)]
-    clients = [(X, np.where(random.random(30) < 0.2, 1 - y, y)) for X, y in clients]
-    cohort = sp.Cohort(clients, sp.Linear("logistic", l2=1e-6))
-    result = sp.train(sp.fair(sp.Agnostic()), cohort, rounds=12, tol=1e-7)
-    assert result.status is sp.Status.CONVERGED, str(result)
-    # the same problem in units of its columns, whose ridge goes with them
-    plain = [(X / scale, y) for X, y in clients]
-    other = sp.Cohort(plain, sp.Linear("logistic", l2=list(1e-6 / scale**2)))
-    again = sp.train(sp.fair(sp.Agnostic()), other, rounds=12, tol=1e-7)
-    worst = [c.evaluate(r.x).loss.max() for c, r in ((cohort, result), (other, again))]
-    assert worst[0] == pytest.approx(worst[1], abs=2e-7)
-
-
 @pytest.mark.parametrize(
     ("N", "m", "d", "most"), [(20, 15, 100, 10), (4, 6, 90, 9), (150, 4, 20, 10)], ids=str
 )

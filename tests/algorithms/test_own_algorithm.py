@@ -85,14 +85,6 @@ def test_it_trains_and_proves(own):
     assert kind_of(sp.FedAvg()) == "FedAvg"
 
 
-def test_it_is_compared(own):
-    problem = sp.Problem(sp.data.heart_disease(test_fraction=0.3), sp.Linear("logistic", l2=0.1))
-    found = sp.compare(
-        {"own": own.READY, "FedAvg": sp.FedAvg()}, problem, rounds=2, tune=2, processes=1
-    )
-    assert {line.method for line in found.table} == {"own", "FedAvg"}
-
-
 def test_it_is_deployed_where_operators_agree(own, tmp_path):
     """Every file has a name for its owner's own copy, and the agreement announces it."""
     path, places = write_hospitals(tmp_path / "silos")

@@ -182,19 +182,6 @@ def test_columns_of_zeros_and_flat_losses():
         sp.train(sp.SubspaceSaddle(sp.Average()), nothing, rounds=2)
 
 
-@pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
-def test_twelve_digits(objective):
-    """As far as float64 goes: proven, or stopped by the rounding that a proof must count."""
-    easy = sp.Cohort(sp.data.synthetic(), sp.Linear(l2=0.1))
-    result = sp.train(sp.SubspaceSaddle(objective), easy, rounds=20, tol=1e-12)
-    assert result.status in (sp.Status.CONVERGED, sp.Status.PRECISION)
-    assert result.certificate < 1e-11
-    harder = sp.Cohort(sp.data.synthetic(scaling=1.0), sp.Linear(l2=0.1))
-    result = sp.train(sp.SubspaceSaddle(objective), harder, rounds=40, tol=1e-12)
-    assert result.status in (sp.Status.CONVERGED, sp.Status.PRECISION)
-    assert result.certificate < 1e-10
-
-
 def test_weights_are_held_by_what_the_subspace_does_not_see():
     """w_i² = s (⟨c, d⟩/‖c‖²) (‖c_i‖² − ‖Vᵀc_i‖²), with d from the clients' local models."""
     cohort, _ = problem("logistic")

@@ -65,17 +65,6 @@ def test_drfa_draws_by_lambda_with_replacement_and_asks_uniformly():
     assert np.abs(snapshots[1:] - 50).max() < 29  # uniform, the last step included: 5.8
 
 
-@pytest.mark.parametrize("weights", ["samples", "uniform"])
-def test_scaffold_c_stays_the_mean_of_all_c_i_when_clients_are_sampled(weights):
-    problem = case("logistic")
-    p = np.array(list(problem.weights(weights).values()))
-    method = sp.Scaffold(
-        local_steps=4, local_rate=problem.rate, clients_per_round=3, weights=weights
-    )
-    for state in play(method, problem, 12).states:
-        assert torch.allclose(state.variate, state.variates.sum(p), rtol=1e-9, atol=1e-12)
-
-
 @pytest.mark.parametrize("method", [sp.Scaffold(), sp.Scaffold(clients_per_round=3), sp.ProxSkip()])
 def test_what_clients_store_does_not_survive_into_another_run(method):
     """Nor does a later round change an earlier state."""

@@ -8,7 +8,6 @@ import torch
 from scipy.optimize import minimize
 
 import scaffpd as sp
-from cases.boards import singles, trained
 from cases.refusals import refuses
 from models import cox_truth
 from scaffpd.models.baseline import concordance
@@ -111,8 +110,6 @@ def test_coefficients_are_those_of_a_stratified_fit(ties, entry):
     np.testing.assert_allclose(found.x, theirs.params, atol=1e-6)
 
 
-
-
 @pytest.mark.filterwarnings("ignore")
 def test_effects_of_one_client_and_their_errors_are_those_of_lifelines():
     import pandas as pd
@@ -124,8 +121,6 @@ def test_effects_of_one_client_and_their_errors_are_those_of_lifelines():
     found = sp.coefficients(sp.Cohort([(X, y)], sp.Linear("cox", l2=0.0)))
     np.testing.assert_allclose(found.estimate, fitter.params_, atol=1e-4)
     np.testing.assert_allclose(found.error, fitter.standard_errors_, rtol=1e-4)
-
-
 
 
 def test_every_method_finds_the_same_optimum_and_a_loss_counts_from_knowing_nothing():
@@ -199,8 +194,6 @@ def test_the_strength_by_evidence_is_that_of_a_search():
     assert np.argmax(rows) == 4
 
 
-
-
 def test_powers_of_losses_below_zero_are_refused():
     cohort = sp.Cohort(clients(3), sp.Linear("cox", l2=0.05))
     for method in (sp.fair(sp.QFair(1.0)), sp.QFFL(local_rate=0.1), sp.MinimaxSums(sp.QFair(1.0))):
@@ -250,8 +243,6 @@ def test_concordance_counts_pairs():
                 right += 1.0 if risk[i] > risk[j] else 0.5 * (risk[i] == risk[j])
     assert concordance(time, event, risk) == right / pairs
     assert np.isnan(concordance(time, 0 * event, risk))
-
-
 
 
 def test_what_cannot_be_is_refused():

@@ -212,23 +212,6 @@ def test_minibatch_rates_follow_the_expected_smoothness():
             assert rate == pytest.approx(1 / expected, rel=1e-12)
 
 
-def test_draws_are_uniform_and_independent_between_clients_and_steps():
-    names = [f"client-{i}" for i in range(6)]
-    draws = Draws((0, 1), names)
-    u = np.concatenate([draws.uniform(500).numpy() for _ in range(40)], axis=1)
-    assert u.min() >= 0
-    assert u.max() < 1
-    counts = np.array([np.histogram(row, 20, (0, 1))[0] for row in u])
-    chi_square = ((counts - u.shape[1] / 20) ** 2 / (u.shape[1] / 20)).sum(1)
-    assert chi_square.max() < 50  # 19 degrees of freedom: P < 1e-4 each
-    correlation = np.corrcoef(
-        np.vstack(
-            [u, u[:, ::-1], np.roll(u, 1, axis=1), Draws((0, 2), names).uniform(20_000).numpy()]
-        )
-    )
-    assert np.abs(correlation - np.eye(len(correlation))).max() < 0.04
-
-
 # ------------------------------------------------------------------ constants
 
 
@@ -323,25 +306,6 @@ def test_equal_neighbours_are_not_copied():
     assert A.shape == (4, 20, 3)
     assert A.data_ptr() == rows.A.data_ptr()
     assert block.first == 0
-
-
-@settings(max_examples=30, deadline=None)
-@given(sizes=SIZES, batch_size=st.integers(1, 20), seed=st.integers(0, 100))
-def test_minibatches_stay_inside_their_client(sizes, batch_size, seed):
-    layout = Ragged(sizes, torch.device("cpu"), torch.float32)
-    uniform = torch.from_numpy(np.random.default_rng(seed).random((len(sizes), batch_size)))
-    uniform[:, 0] = 1 - 2.0**-53  # the largest that a draw can be
-    block = layout.minibatch(uniform)
-    assert torch.equal(
-        layout.owner[block.rows], torch.arange(len(sizes))[:, None].expand_as(block.rows)
-    )
-    assert block.weight.dtype == torch.float32
-    torch.testing.assert_close(block.weight.sum(1), torch.ones(len(sizes)))
-    for i, m in enumerate(sizes):
-        chosen = block.rows[i][block.weight[i] > 0] - layout.starts[i]
-        assert len(chosen) == min(m, batch_size)
-        if m <= batch_size:
-            assert chosen.tolist() == list(range(m))
 
 
 # ------------------------------------------------------------------ shapes

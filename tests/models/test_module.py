@@ -91,24 +91,6 @@ def test_one_output_may_come_without_its_axis(loss):
     np.testing.assert_array_equal(flat.evaluate(x).score, column.evaluate(x).score)
 
 
-def test_gradients_of_a_convolution_match_plain_torch():
-    random = np.random.default_rng(0)
-    data = [(random.standard_normal((m, 1, 6, 6)), random.integers(0, 3, m)) for m in (9, 10, 11)]
-    torch.manual_seed(1)
-    layers = nn.Conv2d(1, 4, 3), nn.ReLU(), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(64, 3)
-    network = nn.Sequential(*layers).double()
-    cohort = sp.Cohort(data, sp.Module(network, l2=0.1))
-    at = cohort.gradients(cohort.start())
-    for i, (X, y) in enumerate(data):
-        network.zero_grad()
-        loss = nn.functional.cross_entropy(network(torch.tensor(X)), torch.tensor(y))
-        loss = loss + 0.05 * sum(p.square().sum() for p in network.parameters())
-        loss.backward()
-        gradient = torch.cat([p.grad.flatten() for p in network.parameters()])
-        assert at.losses[i] == pytest.approx(loss.item(), rel=1e-12)
-        assert relative(at.sum(np.eye(3)[i]), gradient) < 1e-12
-
-
 def test_frozen_and_shared_parameters():
     class Tied(nn.Module):
         def __init__(self):

@@ -337,18 +337,6 @@ def test_one_client_at_a_time_or_by_conjugate_gradients(limit, value, monkeypatc
     close(*(at.restriction(V, np.ones(3), ones).curvature for at in (other, direct)))
 
 
-def test_single_precision_keeps_its_proof():
-    pairs = clients("logistic", (12, 25, 6, 2), seed=3)
-    cohort = bound("logistic", pairs, 10.0, intercept=False, dtype=torch.float32)
-    result = sp.train(sp.fair(sp.CVaR(0.5)), cohort, rounds=15)
-    joint = Joint(pairs, "logistic", L2, 10.0)
-    excess = (
-        sp.CVaR(0.5).support(joint.losses(result.x.astype(float)))
-        - joint.optimum(sp.CVaR(0.5)).value
-    )
-    assert excess <= result.certificate < 1e-2
-
-
 def test_an_answer_depends_on_the_question_alone(tmp_path):
     """A run that is resumed has the same digits, although Newton's method starts anew."""
 
@@ -484,24 +472,6 @@ def test_the_gradient_of_a_personal_network_is_the_slope_of_its_loss(columns, to
     close(oracle.evaluate(x).each() @ v, slope, 1e-5)
     few = oracle.only([1])
     close(few.evaluate(x).each()[0], oracle.evaluate(x).each()[1])
-
-
-def test_personal_networks_serve_clients_that_disagree():
-    """A client has the other's labels turned round: Ditto, after a plain run, and pFedMe."""
-    X = np.random.default_rng(0).standard_normal((60, 6))
-    y = (X[:, 0] > 0).astype(int)
-    data = [(X, y), (X, 1 - y)]
-    torch.manual_seed(0)
-    model = sp.Module(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2)).double())
-    shared = sp.Cohort(data, model)
-    x = sp.train(sp.fair(sp.ChiSquare(0.1)), shared, rounds=3).x
-    before = shared.evaluate(x).loss
-    own = [sp.personalise(x, *rows, sp.Personal(model, 6.0)) for rows in data]
-    after = [shared._oracle.only([i]).losses(torch.tensor(u)).item() for i, u in enumerate(own)]
-    assert np.all(np.array(after) < before)
-    cohort = sp.Cohort(data, sp.Personal(model, 0.6))
-    result = sp.train(sp.ScaffPD(sp.ChiSquare(0.1), local_steps=2), cohort, rounds=2)
-    assert cohort.evaluate(result.x).loss.max() < before.min()
 
 
 LINEAR = sp.Linear("logistic", l2=L2)

@@ -90,28 +90,6 @@ def test_the_gain_to_full_precision(h, steps):
     assert float(got[0]) == pytest.approx(exact, rel=1e-13, abs=1e-14)
 
 
-def test_the_rotation_changes_nothing():
-    cohort, clients, x = problem(outputs=3)
-    rotated = cohort._oracle.rotated
-    assert rotated.rows.layout.sizes.tolist() == [min(client.A.shape) for client in clients]
-    first = 0
-    for client, size in zip(clients, rotated.rows.layout.sizes.tolist(), strict=True):
-        A = rotated.rows.A[first : first + size].numpy()
-        assert np.linalg.norm(A.T @ A - client.A.T @ client.A) <= 1e-13 * np.linalg.norm(
-            client.A.T @ client.A
-        )
-        gram = A @ A.T
-        assert np.abs(gram - np.diag(np.diag(gram))).max() <= 1e-13 * max(
-            np.abs(gram).max(), 1e-300
-        )
-        first += size
-    np.testing.assert_allclose(
-        cohort.gradients(torch.tensor(x)).losses,
-        [client.loss_at(x) for client in clients],
-        rtol=1e-12,
-    )
-
-
 def test_strong_convexity_is_the_smallest_eigenvalue_and_never_more():
     cohort, clients, x = problem(l2=0.0, dtype=torch.float64)
     mu = dict(zip(cohort.names, cohort.constants().strong_convexity, strict=True))

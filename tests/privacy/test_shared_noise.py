@@ -142,21 +142,6 @@ def discrete(sigma2, y):
     return weights / weights.sum()
 
 
-@pytest.mark.parametrize(("sigma2", "n"), [(0.5, 2), (0.5, 5), (0.7, 3), (1.0, 4)])
-def test_sums_of_discrete_gaussians_are_as_near_as_the_bound_says(sigma2, n):
-    """sup |log P(Σ X_i = y) − log P(N_ℤ(0, nσ²) = y)| ≤ 10 Σ_{k<n} exp(−2π²σ²k/(k+1)), at σ so
-    small that it shows."""
-    y = np.arange(-60, 61)
-    whole = one = discrete(sigma2, y)
-    for _ in range(n - 1):
-        whole = np.convolve(whole, one)[60:-60]
-    near = np.abs(y) <= 6 * (n * sigma2) ** 0.5
-    distance = np.abs(np.log(whole[near]) - np.log(discrete(n * sigma2, y)[near])).max()
-    assert (
-        0 < distance <= 10 * sum(np.exp(-2 * np.pi**2 * sigma2 * k / (k + 1)) for k in range(1, n))
-    )
-
-
 @pytest.mark.parametrize(("sigma", "n", "shift"), [(10, 4, 20), (8, 9, 12), (6, 3, 4)])
 def test_what_a_sum_of_shares_costs(sigma, n, shift):
     """ε of a sum that a record moves by `shift` units, under n shares of noise σ each: that of √n

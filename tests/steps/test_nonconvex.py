@@ -26,8 +26,6 @@ def cohort(seed=0, **model):
     return sp.Cohort(data, sp.Module(network, **model))
 
 
-
-
 def test_the_worst_client_is_served_better():
     federation = cohort()
     settings = {"local_steps": 10, "batch_size": 8}
