@@ -8,8 +8,6 @@ truth is written from the definitions alone, with mpmath: nothing of the package
 but the numbers that it returned.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections import Counter
@@ -554,9 +552,7 @@ def place(point: Point, cohort, random, clients):
     objective = objective_of(point, losses, random)
     if not np.isfinite(objective.support(losses)):
         return near, None, None
-    found = sp.train(
-        sp.SubspaceSaddle(objective), cohort, rounds=int(random.integers(1, 8)), progress=False
-    )
+    found = sp.train(sp.SubspaceSaddle(objective), cohort, rounds=int(random.integers(1, 8)))
     return (
         torch.from_numpy(found.x).to(x),
         found.weights,

@@ -1,7 +1,5 @@
 """The certificate is a proof: it must never lie below the true gap, whatever (x, λ) it is given."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

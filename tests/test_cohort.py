@@ -1,7 +1,5 @@
 """`Cohort`: N clients together are N clients alone; bytes, fingerprints and scores."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -34,7 +32,7 @@ def data_for(name):
     return model, unequal_clients(loss, outputs)
 
 
-# ------------------------------------------------------------------ together and alone
+# --- together and alone
 
 
 @pytest.mark.sample(6)
@@ -85,7 +83,7 @@ def test_gradients_of_another_cohort_are_refused():
         one.local_updates(x, other.gradients(x), x, LocalPlan(1))
 
 
-# ------------------------------------------------------------------ bytes
+# --- bytes
 
 
 @pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 4), (torch.float64, 8)])
@@ -124,7 +122,7 @@ def test_traffic_is_what_a_hand_counts(dtype, size, name):
     assert sent() == (0, 0, 0)
 
 
-# ------------------------------------------------------------------ fingerprints
+# --- fingerprints
 
 
 def small(value=0.0, label=0, name="b", split=3):
@@ -208,7 +206,7 @@ def test_fingerprints_are_the_same_in_another_process():
     assert len(set(there)) == 3
 
 
-# ------------------------------------------------------------------ scores
+# --- scores
 
 
 def test_softmax_scores_are_those_of_scikit_learn():
@@ -249,7 +247,7 @@ def test_test_data_may_lack_classes_and_come_in_any_order():
     np.testing.assert_allclose(scores.loss, np.log(3))
 
 
-# ------------------------------------------------------------------ what users hand over
+# --- what users hand over
 
 
 def test_arrays_of_every_kind_give_the_same_cohort():

@@ -2,8 +2,6 @@
 process.
 """
 
-from __future__ import annotations
-
 import csv
 import pickle
 from dataclasses import replace

@@ -4,8 +4,6 @@ give the same answers.
 The cohort with plain sums is the measure. Algorithms are then tested on a cohort alone.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np

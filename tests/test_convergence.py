@@ -2,8 +2,6 @@
 reference optimum.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -2,8 +2,6 @@
 crash.
 """
 
-from __future__ import annotations
-
 import errno
 import io
 import json

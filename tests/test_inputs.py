@@ -1,7 +1,5 @@
 """Wrong inputs: each is refused before any work, by its code and in one line."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

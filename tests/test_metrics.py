@@ -1,7 +1,5 @@
 """A table of clients in a few numbers."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -42,7 +40,7 @@ def scores(loss, accuracy=None, counts=None):
     )
 
 
-# ------------------------------------------------------------------ Gini and Jain
+# --- Gini and Jain
 
 SIZES = st.lists(st.floats(0, 1e300, allow_subnormal=False), min_size=1, max_size=30)
 

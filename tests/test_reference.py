@@ -1,7 +1,5 @@
 """The reference solver against an interior-point method, and the optimality conditions."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

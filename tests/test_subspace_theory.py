@@ -2,8 +2,6 @@
 it false.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 
@@ -51,7 +49,7 @@ def random_point(cohort, objective, random):
     return x, objective.maximizer(random.standard_normal(len(cohort.names)))
 
 
-# ------------------------------------------------------------------ lemmas
+# --- lemmas
 
 
 @pytest.mark.parametrize("objective", FLAT + BENT, ids=str)
@@ -88,7 +86,7 @@ def test_theorem_1_a_subspace_that_sees_everything_promises_a_share_of_the_exces
         assert promise >= 0.3 / ((1 + damping) * smooth + damping) * (value - best) - 1e-8
 
 
-# -------------------------------------------------- counter-examples, and the safeguard
+# --- counter-examples, and the safeguard
 
 
 @pytest.mark.sample(1)
@@ -135,7 +133,7 @@ def test_lemma_1_few_trials_in_a_row_are_rejected():
     assert 0 < max(runs) <= 7 + 1.5 * np.log2(cohort.constants().smoothness.max() / 1e-3)
 
 
-# ------------------------------------------------------------------ Hessians: single, and their sum
+# --- Hessians: single, and their sum
 
 
 def logistic_clients(mu):

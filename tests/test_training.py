@@ -1,7 +1,5 @@
 """The training loop: named outcomes, history, callbacks, checkpoints that survive anything."""
 
-from __future__ import annotations
-
 import csv
 import multiprocessing
 import time
@@ -20,7 +18,7 @@ def cohort(seed=0, **options):
     return sp.Cohort(synthetic(seed=seed, **options), sp.Linear("squared", l2=0.1))
 
 
-def same(one: sp.History, other: sp.History) -> None:
+def same(one, other):
     """Bit for bit, but for the clock."""
     for name in SCALARS:
         np.testing.assert_array_equal(one[name], other[name], err_msg=name)

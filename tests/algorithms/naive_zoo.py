@@ -8,15 +8,13 @@ The papers have λ on the simplex. Elsewhere (q-fair objectives) the package let
 Σ λ_i g_i / Σ λ_i in AFL, DRFA, descent-ascent and extragradient.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from scipy.special import logsumexp
 
-# ------------------------------------------------------------------ dual steps
+# --- dual steps
 
 
 def agnostic_prox(s, centre, sigma):
@@ -61,7 +59,7 @@ def mixture(weights):
     return weights / weights.sum()
 
 
-# ------------------------------------------------------------------ what clients do
+# --- what clients do
 
 
 @dataclass(frozen=True)
@@ -136,7 +134,7 @@ def gradients_at(clients, x):
     return [f.fast_gradient(x) for f in clients.values()]
 
 
-# ------------------------------------------------------------------ averages
+# --- averages
 
 
 def fed_avg(s, mu=0.0):
@@ -215,7 +213,7 @@ def prox_skip(s, counts, expected):
         yield points[next(iter(s.clients))], None
 
 
-# ------------------------------------------------------------------ fair methods
+# --- fair methods
 
 
 def afl(s):
@@ -303,7 +301,7 @@ def delta_fl(s, tail):
         yield x, None
 
 
-# ------------------------------------------------------------------ saddle points
+# --- saddle points
 
 
 def descent_ascent(s):

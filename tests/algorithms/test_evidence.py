@@ -1,7 +1,5 @@
 """Strengths by evidence: against a dense Hessian, a mixed model, and direct maximisation."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`fair`: which method is chosen, that it is run as if it had been named, and what is refused."""
 
-from __future__ import annotations
-
 import pickle
 import sys
 

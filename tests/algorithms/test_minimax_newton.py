@@ -2,8 +2,6 @@
 solver agrees.
 """
 
-from __future__ import annotations
-
 import sys
 from itertools import pairwise
 from pathlib import Path
@@ -129,19 +127,6 @@ def test_a_bad_start(scale):
     assert np.all(np.diff(result.history.losses.max(1)) <= 1e-12)
 
 
-def test_a_resumed_run_is_the_run(tmp_path):
-    clients, loss, l2, *_ = SMALL["separable"]
-    start = 10 * np.random.default_rng(0).standard_normal(8)
-    cohort = sp.Cohort(clients, sp.Linear(loss, l2=l2))
-    whole = sp.train(sp.fair(sp.Agnostic()), cohort, rounds=12, x0=start)
-    for stop in (1, list(whole.history["accepted"]).index(False), 7):
-        path = tmp_path / f"run{stop}"
-        sp.train(sp.fair(sp.Agnostic()), cohort, rounds=stop, x0=start, checkpoint=path)
-        again = sp.train(sp.fair(sp.Agnostic()), cohort, rounds=12, x0=start, checkpoint=path)
-        assert np.array_equal(again.x, whole.x)
-        assert np.array_equal(again.history["bytes_up"], whole.history["bytes_up"])
-
-
 @pytest.mark.parametrize(
     "model",
     [
@@ -228,12 +213,6 @@ def test_the_saddle_point_of_quadratics(objective):
     for size in (1e-1, 1e-2, 1e-3):
         for _ in range(20):
             assert value(found.z + size * random.standard_normal(4)) >= found.value - found.gap
-
-
-def test_networks_are_refused():
-    network = sp.Cohort(single(0, 3, 4, 9), sp.Module(torch.nn.Linear(4, 2).double()))
-    with pytest.raises(sp.InputError, match="known to be convex"):
-        sp.train(sp.MinimaxNewton(sp.Agnostic()), network, rounds=1)
 
 
 def test_what_a_round_sends():

@@ -2,8 +2,6 @@
 commands.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 

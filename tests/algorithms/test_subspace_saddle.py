@@ -2,8 +2,6 @@
 interior-point solver.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -39,7 +37,7 @@ def point(cohort, seed=1):
     return torch.from_numpy(np.random.default_rng(seed).standard_normal(cohort.dimension))
 
 
-# ------------------------------------------------------------------ what the method asks
+# --- what the method asks
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -73,7 +71,7 @@ def test_local_models_are_solved(loss):
         assert relative(updates.sum(np.eye(8)[i]), expected) < 1e-10
 
 
-# ------------------------------------------------------------------ what it finds
+# --- what it finds
 
 
 @pytest.mark.cover(1)
@@ -93,30 +91,6 @@ def test_it_reaches_the_optimum_of_another_solver(loss, objective):
     losses = result.history.losses
     for row in range(len(certificates)):  # no certificate is below the true excess
         assert objective.support(losses[row]) - best.value <= certificates[row] + 1e-8
-
-
-def test_a_resumed_run_is_the_run(tmp_path):
-    """From the first round, the last, and around a rejected trial."""
-    method = sp.SubspaceSaddle(sp.CVaR(alpha=0.4), memory=5)
-    cohort = problem("logistic")[0]
-    accepted = []
-    x0 = 30 * point(cohort)
-    whole = sp.train(
-        method,
-        cohort,
-        rounds=9,
-        x0=x0,
-        callbacks=[lambda moment: accepted.append(moment.state.accepted) or False],
-    )
-    rejected = accepted.index(False) + 1
-    for stop in sorted({1, rejected, rejected + 1, 8} & set(range(1, 9))):
-        path = tmp_path / str(stop)
-        sp.train(method, problem("logistic")[0], rounds=stop, x0=x0, checkpoint=path)
-        rest = sp.train(method, problem("logistic")[0], rounds=9, checkpoint=path)
-        assert np.array_equal(rest.x, whole.x)
-        assert np.array_equal(rest.weights, whole.weights)
-        for column in ("bytes_down", "bytes_up", "exchanges", "certificate"):
-            assert np.array_equal(rest.history[column], whole.history[column])
 
 
 @pytest.mark.sample(24)

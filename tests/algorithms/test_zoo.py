@@ -4,8 +4,6 @@ The first table is of methods × losses × settings, each with the method's own 
 naive loop; the second of methods × checks: resumed, in float32, refused, sent, to the end.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -221,7 +219,7 @@ def test_the_automatic_local_rate_is_one_over_the_largest_smoothness(loss, batch
     assert pulled == pytest.approx(1 / (max(steepness) + 3.0), rel=1e-9)
 
 
-# ------------------------------------------------------------------ methods × checks
+# --- methods × checks
 
 METHODS = {
     "FedAvg": sp.FedAvg(local_steps=4),

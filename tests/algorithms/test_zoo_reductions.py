@@ -3,8 +3,6 @@
 Every reduction of one method to another holds exactly, up to rounding.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -93,7 +93,7 @@ def solve(problem: ReferenceProblem, objective: Objective) -> Reference:
     return Reference(best.x, best.weights, best.support, best.gap)
 
 
-# ------------------------------------------------------------------ the clients' losses
+# --- the clients' losses
 
 
 def _squared(Z: Array, Y: Array) -> tuple[Array, Array, Array]:
@@ -185,7 +185,7 @@ def _targets(targets: list[NDArray[Any]], loss: str) -> list[Array]:
     return [np.eye(highest + 1)[y.astype(np.int64)] for y in targets]
 
 
-# ------------------------------------------------------------------ the two kinds of Newton step
+# --- the two kinds of Newton step
 
 
 class _Point:

@@ -1,7 +1,5 @@
 """Shell completion: names that are right, for three shells, without loading anything heavy."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -2,8 +2,6 @@
 their exit codes.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """What cannot work is refused before anything is written: one sentence, exit code 2."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,7 +1,5 @@
 """Curves: thresholds from sums over clients, against exact counts and quantiles of all rows."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

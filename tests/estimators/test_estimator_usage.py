@@ -2,8 +2,6 @@
 kind.
 """
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Weights of rows, counts, and data frames with columns of categories."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest

@@ -1,7 +1,5 @@
 """Estimators with `epsilon` fit privately, say what was spent, and are otherwise scikit-learn's."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from sklearn.base import clone
@@ -55,7 +53,7 @@ def test_it_is_the_library_by_hand():
     method = sp.fair(sp.ChiSquare(0.1), local_steps=1)
     linear = sp.Linear("logistic", [0.1] * X.shape[1] + [1e-3], intercept=True)
     private = sp.Private.solved(linear, 2, method, 5, clip=0.5, radius=3.0, secret=9)
-    by_hand = sp.train(method, sp.Cohort(pairs, private, list("abc")), rounds=5, progress=False)
+    by_hand = sp.train(method, sp.Cohort(pairs, private, list("abc")), rounds=5)
     assert np.array_equal(model.result_.x, by_hand.x)
     assert model.privacy_.worst == by_hand.privacy.worst <= 2
 

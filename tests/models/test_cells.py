@@ -71,7 +71,7 @@ def test_strengths_and_certificates_are_those_without_cells(loss, monkeypatch):
         cohort = sp.Cohort(clients, model)
         assert (len(grams) > 0) == (least == 0)
         grams.clear()
-        result = sp.train(sp.fair(sp.Average()), cohort, tol=1e-6, progress=False)
+        result = sp.train(sp.fair(sp.Average()), cohort, tol=1e-6)
         assert result.certificate <= 1e-6
         found.append((cohort.strengths, result))
     (one, first), (other, second) = found

@@ -1,7 +1,5 @@
 """Cox's model: against loops over rows, other packages, and 150 digits."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -102,7 +100,7 @@ def test_coefficients_are_those_of_a_stratified_fit(ties, entry):
     PHReg = pytest.importorskip("statsmodels.duration.hazard_regression").PHReg
     pairs = clients(1, sizes=(50, 50, 50), entry=entry)
     model = sp.Linear("cox", l2=1e-8, ties=ties, entry=entry)
-    found = sp.train(sp.fair(sp.Average()), sp.Cohort(pairs, model), 20, 1e-9, progress=False)
+    found = sp.train(sp.fair(sp.Average()), sp.Cohort(pairs, model), 20, 1e-9)
     X, y = (np.concatenate(part) for part in zip(*pairs, strict=True))
     owner = np.repeat(range(3), 50)
     begin = y[:, 2] if entry else None
@@ -130,7 +128,7 @@ def test_every_method_finds_the_same_optimum_and_a_loss_counts_from_knowing_noth
         cohort = sp.Cohort(pairs, one)
         goal = sp.ChiSquare(rho=0.1)
         methods = sp.fair(goal), sp.SubspaceSaddle(goal), sp.ScaffPD(goal, local_steps=3)
-        ends = [sp.train(m, cohort, 60, 1e-7, progress=False) for m in methods]
+        ends = [sp.train(m, cohort, 60, 1e-7) for m in methods]
         for end in ends:
             assert end.certificate <= 1e-7
             np.testing.assert_allclose(end.x, ends[0].x, atol=2e-3)
@@ -186,7 +184,7 @@ def test_the_strength_by_evidence_is_that_of_a_search():
     rows = []
     for omega in found.omega[0] * np.geomspace(0.2, 5, 9):
         cohort = sp.Cohort(pairs, sp.Linear("cox", l2=1 / (n * omega)))
-        end = sp.train(sp.fair(sp.Average(prior=sizes)), cohort, 20, 1e-9, progress=False)
+        end = sp.train(sp.fair(sp.Average(prior=sizes)), cohort, 20, 1e-9)
         at = cohort.gradients(torch.from_numpy(end.x))
         H = n * np.tensordot(sizes / n, at.hessians().numpy(), 1)
         fit = float(sizes @ at.losses)
@@ -198,15 +196,15 @@ def test_powers_of_losses_below_zero_are_refused():
     cohort = sp.Cohort(clients(3), sp.Linear("cox", l2=0.05))
     for method in (sp.fair(sp.QFair(1.0)), sp.QFFL(local_rate=0.1), sp.MinimaxSums(sp.QFair(1.0))):
         with refuses("cox-below-zero"):
-            sp.train(method, cohort, 5, progress=False)
-    sp.train(sp.QFFL(q=0.0, local_rate=0.1), cohort, 2, progress=False)  # the average
+            sp.train(method, cohort, 5)
+    sp.train(sp.QFFL(q=0.0, local_rate=0.1), cohort, 2)  # the average
 
 
 def test_fair_ends_within_twenty_rounds_at_hard_points():
     rounds = []
     for seed in range(40):
         cohort = cox_truth.drawn(np.random.default_rng(seed)).cohort()
-        found = sp.train(sp.fair(sp.ChiSquare(rho=0.1)), cohort, 20, 1e-6, progress=False)
+        found = sp.train(sp.fair(sp.ChiSquare(rho=0.1)), cohort, 20, 1e-6)
         assert found.status in ("converged", "precision"), seed
         rounds.append(found.rounds)
     assert np.median(rounds) <= 4
@@ -251,7 +249,7 @@ def test_what_cannot_be_is_refused():
     with refuses("cox-minibatches"):
         cohort.gradients(cohort.start(), 4)
     with refuses("cox-minibatches"):
-        sp.train(sp.ScaffPD(sp.Average(), 3, batch_size=4), cohort, 2, progress=False)
+        sp.train(sp.ScaffPD(sp.Average(), 3, batch_size=4), cohort, 2)
     with refuses("cox-intercept"):
         sp.Linear("cox", intercept=True)
     with refuses("entry-without-times"):

@@ -1,7 +1,5 @@
 """`Linear` with every loss against a plain loop over clients and samples, and against autograd."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -65,7 +63,7 @@ def drawn_rows(cohort, key, batch_size, steps):
     return batches
 
 
-# ------------------------------------------------------------------ losses and gradients
+# --- losses and gradients
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -95,29 +93,6 @@ def test_outputs_of_ten_thousand_stay_finite(case):
     d = cohort.local_updates(tensor(far), at, c, LocalPlan(20)).sum(np.ones(len(clients)))
     assert torch.isfinite(c).all()
     assert torch.isfinite(d).all()
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_single_precision_follows_double(case):
-    (single, clients, x), (double, _, _) = problem(case, dtype=torch.float32), problem(case)
-    weights = np.full(len(clients), 1 / len(clients))
-    assert single.start().dtype == torch.float32
-    x32 = torch.tensor(x, dtype=torch.float32)
-    x64 = torch.tensor(x.astype(np.float32).astype(np.float64))
-    a = single.gradients(x32)
-    b = double.gradients(x64)
-    np.testing.assert_allclose(a.losses, b.losses, rtol=2e-5)
-    assert a.losses.dtype == a.norms().dtype == np.float64
-    assert a.sum(weights).dtype == torch.float32
-    assert relative(a.sum(weights), b.sum(weights)) < 2e-5
-    np.testing.assert_allclose(
-        single.constants().smoothness, double.constants().smoothness, rtol=1e-4
-    )
-    for plan in (LocalPlan(10), LocalPlan(10, batch_size=3)):
-        d32 = single.local_updates(x32, a, a.sum(weights), plan).sum(weights)
-        d64 = double.local_updates(x64, b, b.sum(weights), plan).sum(weights)
-        assert d32.dtype == torch.float32
-        assert relative(d32, d64) < 2e-4
 
 
 @pytest.mark.cover(1)
@@ -154,7 +129,7 @@ def test_rounding_stays_within_the_bounds_that_clients_report(case, seed):
             )
 
 
-# ------------------------------------------------------------------ local steps
+# --- local steps
 
 
 def check_local_steps(cohort, clients, x, plan, rates, tolerance=1e-10):
@@ -180,7 +155,7 @@ def test_local_steps_match_algorithm_2(case, steps):
     )
 
 
-# ------------------------------------------------------------------ minibatches
+# --- minibatches
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -212,7 +187,7 @@ def test_minibatch_rates_follow_the_expected_smoothness():
             assert rate == pytest.approx(1 / expected, rel=1e-12)
 
 
-# ------------------------------------------------------------------ constants
+# --- constants
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -251,7 +226,7 @@ def test_power_iteration_finds_eigenvectors_that_ones_cannot_see(monkeypatch):
     assert float(numerics.largest_eigenvalues(torch.zeros(1, 4, 3))) == 0.0
 
 
-# ------------------------------------------------------------------ the layout of unequal clients
+# --- the layout of unequal clients
 
 
 SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=14)
@@ -308,7 +283,7 @@ def test_equal_neighbours_are_not_copied():
     assert block.first == 0
 
 
-# ------------------------------------------------------------------ shapes
+# --- shapes
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,7 +1,5 @@
 """The four losses against their definitions and autograd, far out on the real line as well."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -358,7 +356,6 @@ def test_a_loss_of_ones_own_is_tried_before_anything_is_certified(
             sp.fair(sp.Agnostic()),
             sp.Cohort(data, sp.Linear("tried", l2=0.1)),
             tol=1e-6,
-            progress=False,
         )
         assert result.certificate <= 1e-6
         return

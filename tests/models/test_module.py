@@ -1,8 +1,6 @@
 """`Module`: autograd on any network; with a single linear layer it must be `Linear`, to
 rounding."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np
@@ -163,7 +161,7 @@ def test_a_network_is_a_model_as_it_is():
     clients = [(random.normal(size=(20, 4)), random.integers(0, 3, 20)) for _ in range(2)]
     network = torch.nn.Sequential(torch.nn.Linear(4, 3))
     answers = [
-        sp.train(sp.FedAvg(local_rate=0.1), sp.Cohort(clients, model), 2, progress=False).x
+        sp.train(sp.FedAvg(local_rate=0.1), sp.Cohort(clients, model), 2).x
         for model in (network, sp.Module(network))
     ]
     np.testing.assert_array_equal(*answers)

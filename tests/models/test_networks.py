@@ -1,8 +1,6 @@
 """Clients of a network side by side: the numbers of one after the other, whoever is computed beside
 whom."""
 
-from __future__ import annotations
-
 import logging
 
 import numpy as np
@@ -189,7 +187,7 @@ def test_half_precision_is_near():
     assert 0 < float((exact - half).norm() / exact.norm()) < 0.05
 
 
-# ------------------------------------------------------------------ with the methods
+# --- with the methods
 
 
 def zoo():

@@ -1,7 +1,5 @@
 """Personal models: every answer against a naive loop, every proof against an independent solver."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -249,7 +247,7 @@ def test_strengths_and_ridges_of_every_feature(loss):
     check_answers(loss, rows, strength, (0, 1, "intercept"), l2=[0.05, 0.4, 1e-3, 2.0, 1e-2])
 
 
-# ------------------------------------------------------------------ the certificate
+# --- the certificate
 
 
 def objectives(top):
@@ -287,7 +285,7 @@ def test_the_ends_are_one_model_and_everyone_alone(loss):
         close(own, alone.x, 1e-8)
 
 
-# ------------------------------------------------------------------ minibatches, parts, formats
+# --- minibatches, parts, formats
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -367,7 +365,7 @@ def test_points_far_away_are_answered_without_an_accident(loss, size):
         assert np.all(at.losses >= L2 / 2 * float(x @ x) * (1 - 1e-9))
 
 
-# ------------------------------------------------------------------ what users see
+# --- what users see
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -422,7 +420,7 @@ def test_columns_by_name():
         bound("logistic", frames, 2.0, ["dosis"])
 
 
-# ------------------------------------------------------------------ networks
+# --- networks
 
 
 @pytest.fixture
@@ -518,7 +516,7 @@ def test_mistakes_are_refused(make, code):
         make()
 
 
-# ------------------------------------------------------------------ columns of any scale
+# --- columns of any scale
 
 
 def check_scaled(seed):
@@ -553,7 +551,7 @@ def check_scaled(seed):
         (sp.MinimaxNewton(objective), 1),
         (sp.MinimaxNewton(objective), 30),
     ):
-        result = sp.train(method, cohort, rounds=rounds, tol=1e-10, progress=False)
+        result = sp.train(method, cohort, rounds=rounds, tol=1e-10)
         proofs.append((result.x, result.certificate))
     assert proofs[-1][1] <= 1e-10
     loose = []
@@ -585,7 +583,7 @@ def test_ridges_unlike_strengths_leave_the_proof_its_digits(loss):
         y = z + rng.standard_normal(2500) if loss == "squared" else (z > 0).astype(float)
         rows.append((X, y))
     cohort = sp.Cohort(rows, sp.Personal(model, [1.0, 1e4, 10.0, 1e2, 10.0]))
-    result = sp.train(sp.fair(sp.Average()), cohort, tol=1e-9, progress=False)
+    result = sp.train(sp.fair(sp.Average()), cohort, tol=1e-9)
     assert result.certificate <= 1e-9
 
 

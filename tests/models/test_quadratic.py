@@ -1,7 +1,5 @@
 """Squared loss: J local steps in closed form are J local steps, for any rank, rate and J."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

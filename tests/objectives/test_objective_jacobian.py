@@ -1,17 +1,15 @@
 """The Jacobian of the proximal step: finite differences where it exists, properties everywhere."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from objective_cases import ALL, Step, steps
+from objective_cases import ALL, steps
 
 
 @pytest.mark.parametrize("kind", ALL)
 @given(step=steps())
 @settings(deadline=None, max_examples=10, derandomize=True)
-def test_jacobian_is_symmetric_between_zero_and_sigma(kind: str, step: Step) -> None:
+def test_jacobian_is_symmetric_between_zero_and_sigma(kind, step):
     objective = step.objective(kind)
     jacobian = objective.prox_step(step.losses, step.old, step.sigma).jacobian() / step.sigma
     assert jacobian.shape == (len(step.losses), len(step.losses))

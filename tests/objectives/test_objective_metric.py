@@ -2,14 +2,12 @@
 l‖²/(2σ).
 """
 
-from __future__ import annotations
-
 import cvxpy as cp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from objective_cases import ALL, Step, build, powers, steps, vectors
+from objective_cases import ALL, build, powers, steps, vectors
 from test_objective_solver import model, simplified, solve
 
 from cases.objectives import contains
@@ -18,9 +16,7 @@ each = pytest.mark.parametrize("kind", ALL)
 quick = settings(deadline=None, max_examples=7, derandomize=True)
 
 
-def moreau_error(
-    objective, s: np.ndarray, old: np.ndarray, sigma: np.ndarray, lam: np.ndarray
-) -> float:
+def moreau_error(objective, s, old, sigma, lam):
     """How far λ is from attaining the support function at s − (λ − l)/σ, in units in the last place
     of its terms.
     """
@@ -35,7 +31,7 @@ def moreau_error(
 @each
 @given(step=steps(clients=6), data=st.data())
 @quick
-def test_the_step_is_optimal_and_feasible(kind: str, step: Step, data: st.DataObject) -> None:
+def test_the_step_is_optimal_and_feasible(kind, step, data):
     objective = step.objective(kind)
     n = len(step.losses)
     sigma = step.sigma * data.draw(vectors(n, powers(-3, 0)))
@@ -55,7 +51,7 @@ def test_the_step_is_optimal_and_feasible(kind: str, step: Step, data: st.DataOb
 @each
 @given(step=steps())
 @quick
-def test_equal_steps_are_one_step(kind: str, step: Step) -> None:
+def test_equal_steps_are_one_step(kind, step):
     objective = step.objective(kind)
     n = len(step.losses)
     one, many = (
@@ -68,9 +64,7 @@ def test_equal_steps_are_one_step(kind: str, step: Step) -> None:
 @each
 @given(step=steps(clients=6, exponent=0.7), data=st.data())
 @settings(deadline=None, max_examples=4, derandomize=True)
-def test_the_step_agrees_with_an_interior_point_solver(
-    kind: str, step: Step, data: st.DataObject
-) -> None:
+def test_the_step_agrees_with_an_interior_point_solver(kind, step, data):
     objective = simplified(step, kind)
     sigma = step.sigma * data.draw(vectors(len(step.losses), powers(-1, 0)))
     ours = objective.prox(step.losses, step.old, sigma)
@@ -83,7 +77,7 @@ def test_the_step_agrees_with_an_interior_point_solver(
 
 @pytest.mark.parametrize("seed", range(8))
 @each
-def test_the_jacobian_is_the_derivative(kind: str, seed: int) -> None:
+def test_the_jacobian_is_the_derivative(kind, seed):
     random = np.random.default_rng(seed)
     n = int(random.integers(2, 8))
     losses = random.exponential(size=n)
@@ -107,7 +101,7 @@ def test_the_jacobian_is_the_derivative(kind: str, seed: int) -> None:
 @each
 @pytest.mark.parametrize("n", [2, 7, 60])
 @pytest.mark.parametrize("spread", [1e6, 1e12])
-def test_steps_of_very_different_sizes(kind: str, n: int, spread: float) -> None:
+def test_steps_of_very_different_sizes(kind, n, spread):
     random = np.random.default_rng(n)
     for seed in range(6):
         losses = random.exponential(size=n) * 10.0 ** random.uniform(-4, 4)

@@ -2,13 +2,11 @@
 prox.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from objective_cases import ALL, ON_SIMPLEX, Step, optimality_error, steps
+from objective_cases import ALL, ON_SIMPLEX, optimality_error, steps
 
 from cases.objectives import contains
 from scaffpd.objectives import ChiSquare, ChiSquareBall, CVaR, Nash
@@ -17,7 +15,7 @@ each = pytest.mark.parametrize("kind", ALL)
 quick = settings(deadline=None, max_examples=7, derandomize=True)
 
 
-def assert_feasible(objective, lam: np.ndarray) -> None:
+def assert_feasible(objective, lam):
     assert lam.dtype == np.float64
     assert np.all(np.isfinite(lam))
     assert np.all(lam >= 0.0)
@@ -37,7 +35,7 @@ def assert_feasible(objective, lam: np.ndarray) -> None:
 @each
 @given(step=steps())
 @quick
-def test_prox_is_optimal_and_feasible(kind: str, step: Step) -> None:
+def test_prox_is_optimal_and_feasible(kind, step):
     objective = step.objective(kind)
     lam = objective.prox(step.losses, step.old, step.sigma)
     assert_feasible(objective, lam)
@@ -47,7 +45,7 @@ def test_prox_is_optimal_and_feasible(kind: str, step: Step) -> None:
 @each
 @given(step=steps(exponent=2.0))
 @quick
-def test_moreau_identity_ties_prox_to_support(kind: str, step: Step) -> None:
+def test_moreau_identity_ties_prox_to_support(kind, step):
     """λ = prox_σ(s, l) if and only if λ attains the support function at s − (λ − l)/σ."""
     objective = step.objective(kind)
     lam = objective.prox(step.losses, step.old, step.sigma)
@@ -64,7 +62,7 @@ def test_moreau_identity_ties_prox_to_support(kind: str, step: Step) -> None:
 @pytest.mark.parametrize("kind", ON_SIMPLEX)
 @given(step=steps(exponent=2.0), shift=st.sampled_from([-(2.0**40), -1.0, 2.0**10, 2.0**40]))
 @quick
-def test_a_common_shift_of_losses_changes_nothing(kind: str, step: Step, shift: float) -> None:
+def test_a_common_shift_of_losses_changes_nothing(kind, step, shift):
     losses = np.round(step.losses * 2.0**10) / 2.0**10  # then losses + shift has no rounding error
     objective = step.objective(kind)
     lam = objective.prox(losses, step.old, step.sigma)

@@ -2,12 +2,10 @@
 losses.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from objective_cases import ALL, Step, steps
+from objective_cases import ALL, steps
 
 from cases.objectives import contains
 from scaffpd.objectives import Nash
@@ -16,7 +14,7 @@ each = pytest.mark.parametrize("kind", ALL)
 quick = settings(deadline=None, max_examples=7, derandomize=True)
 
 
-def size(objective, losses: np.ndarray) -> float:
+def size(objective, losses):
     best = objective.maximizer(losses)
     return float(
         np.abs(losses) @ best + abs(objective.value(best)) + np.max(np.abs(losses)) + 1e-12
@@ -26,7 +24,7 @@ def size(objective, losses: np.ndarray) -> float:
 @each
 @given(step=steps())
 @quick
-def test_support_is_attained_at_the_maximizer(kind: str, step: Step) -> None:
+def test_support_is_attained_at_the_maximizer(kind, step):
     objective = step.objective(kind)
     best = objective.maximizer(step.losses)
     assert contains(objective, best, 1e-12) or kind == "QFair"

@@ -1,8 +1,6 @@
 """The discrete Gaussian: its law by exact sums and by counting, the comparison that decides, and
 what it costs."""
 
-from __future__ import annotations
-
 from decimal import Decimal, localcontext
 
 import numpy as np

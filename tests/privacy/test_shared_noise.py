@@ -1,8 +1,6 @@
 """Noise that clients share: its size in sums, what a sum costs everybody, masks, and bounds by
 direct sums."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -117,9 +115,9 @@ def test_a_solved_run_fits_its_budget_and_masked_sums_are_the_same_sums(method):
     """Bit for bit: whole numbers are added, with masks or without."""
     pytest.importorskip("cryptography")
     model = sp.Private.solved(linear(), 3.0, method, 5, radius=2.0, secret=1, colluding=1)
-    plain = sp.train(method, sp.Cohort(clients(), model), 5, progress=False)
+    plain = sp.train(method, sp.Cohort(clients(), model), 5)
     assert 1.5 < plain.privacy.worst <= 3.0
-    masked = sp.train(method, sp.SecureAggregation(sp.Cohort(clients(), model)), 5, progress=False)
+    masked = sp.train(method, sp.SecureAggregation(sp.Cohort(clients(), model)), 5)
     assert np.array_equal(plain.x, masked.x)
 
 

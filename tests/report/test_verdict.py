@@ -1,7 +1,5 @@
 """The verdict says what the numbers say: gains, losses, nothing, few rows, no proof."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -14,7 +12,6 @@ from scaffpd.report.page.verdict import (
     SEEDED,
     answers,
     cautions,
-    meanings,
     promise,
     sure,
     verdict,
@@ -235,12 +232,6 @@ def test_few_rows_and_the_limits_of_privacy_are_warned_of():
     assert cautions(story(TEN, TEN, privacy=PrivacyRecord(**about))) == [NOT_COVERED]
     seeded = PrivacyRecord(**about, seeded=True)
     assert cautions(story(TEN, TEN, privacy=seeded)) == [SEEDED, NOT_COVERED]
-
-
-def test_symbols_are_explained_where_they_stand():
-    told = story(TEN, TEN)
-    assert meanings(told) == ""
-    assert meanings(changed(told, objective="ChiSquare(rho=0.1)")).startswith("ρ")
 
 
 def test_the_worst_fifth_is_that_of_the_metrics():

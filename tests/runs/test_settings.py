@@ -1,7 +1,5 @@
 """Settings written to a file and read again; what is wrong is refused."""
 
-from __future__ import annotations
-
 import tomllib
 
 import pytest

@@ -1,7 +1,5 @@
 """Twenty tables whose answer is known: what `scaffpd train` advises, and what it points out."""
 
-from __future__ import annotations
-
 import csv
 import json
 

@@ -2,8 +2,6 @@
 when it is stuck.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`Theory` against the paper's conditions."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -67,7 +65,7 @@ def test_the_error_with_minibatches_is_the_one_asked_for():
         method = sp.ScaffPD(sp.ChiSquare(0.1), local_steps=2, batch_size=3, steps=steps)
         found = []
         watch = [lambda i, f=found: f.append(10.0 * ((i.state.x.numpy() - best) ** 2).sum())]
-        sp.train(method, cohort, rounds=160, x0=best, progress=False, callbacks=watch)
+        sp.train(method, cohort, rounds=160, x0=best, callbacks=watch)
         errors.append(np.mean(found[60:]))
         assert errors[-1] < accuracy
     assert errors[1] < 0.1 * errors[0]
@@ -171,7 +169,6 @@ def test_the_error_falls_as_one_over_the_rounds_with_noise():
             rounds=marks[-1],
             seed=seed,
             x0=best,
-            progress=False,
             callbacks=[
                 lambda i, p=path: p.append(
                     (((i.state.x.numpy() - best) ** 2).sum(), i.state.rule.tau)

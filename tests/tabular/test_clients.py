@@ -1,7 +1,5 @@
 """A file that a column cuts into clients, held against what each client could have done alone."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings

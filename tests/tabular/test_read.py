@@ -1,7 +1,5 @@
 """Files become columns: separators and decimal marks, and what a cell means."""
 
-from __future__ import annotations
-
 import csv
 import sys
 from datetime import date, datetime
