@@ -10,9 +10,7 @@ from cases.reference import reference_optimum
 from problems import OBJECTIVES, families, objectives
 
 QUICK = ["synthetic", "badly scaled", "unequal sizes", "rank-deficient", "breast cancer"]
-SLOW = {
-    ("breast cancer", name) for name in OBJECTIVES
-}  # logistic losses in tests/deploy/test_faults.py
+SLOW = {("breast cancer", name) for name in OBJECTIVES}
 SLOW |= {("rank-deficient", name) for name in ("Average", "Tilted", "CVaR", "ChiSquareBall")}
 CASES = [
     pytest.param(family, objective, marks=pytest.mark.long if (family, objective) in SLOW else [])

@@ -41,24 +41,6 @@ def made(rng, clients=6, rows=40, held=200, d=5, apart=0.0, noise=1.0, labels=Fa
     return train, test
 
 
-def test_why_the_average_model_is_not_advised_is_said_where_it_does_as_well():
-    """Fair is within noise of all others; a constant beats average, and personal models beat it."""
-    random = np.random.default_rng(0)
-    losses = []
-    for _ in range(6):
-        same = random.exponential(size=60)
-        rows = [level + same for level in (1.0, 1.3, 1.3, 1.2, 0.9)]
-        rows[3] = rows[3] + 3 * random.standard_normal(60)
-        losses.append(np.array(rows))
-    evidence = HeldOutMoments.of(losses)
-    means = evidence.means
-    found = Joining(tuple("abcdef"), MODELS, means, means, Regression(), ((60, 60),) * 6, evidence)
-    assert found.recommendation == "fair"
-    assert found.details[2] == (
-        "One average model does as well, within noise, but is clearly beaten by a constant answer."
-    )
-
-
 def test_shared_and_personal_models_are_those_of_train():
     train, test = made(np.random.default_rng(6), clients=4, rows=30, apart=0.5)
     model = sp.Linear("squared", RIDGE, True)
@@ -413,15 +395,6 @@ def test_refusals(code, change):
     given = {"train": [PAIR, PAIR], "test": [PAIR, PAIR], "model": sp.Linear("squared", 0.1)}
     with refuses(code):
         sp.joining(**given | change)
-
-
-def test_a_client_with_a_single_row_is_compared_as_well():
-    train, test = made(np.random.default_rng(4), clients=4, rows=20)
-    train[1] = tuple(part[:1] for part in train[1])
-    found = sp.joining(train, test, sp.Linear("squared", "auto", True), word="site")
-    assert found.rows == ((20, 200), (1, 200), (20, 200), (20, 200))
-    assert np.isfinite(found.loss).all()
-    assert found.gain("personal", of=lambda _: np.eye(4)[1]).pays == "yes"
 
 
 def test_clients_whose_losses_are_unknown_change_nothing():

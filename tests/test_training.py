@@ -36,11 +36,6 @@ class TestOutcomes:
         assert np.all(result.history["certificate"][:-1] > 1e-8)
         assert result.message == result.status.sentence
 
-    def test_round_limit(self):
-        result = sp.train(sp.ScaffPD(sp.ChiSquare(0.1)), cohort(), rounds=3, tol=1e-8)
-        assert result.status == "round limit"
-        assert result.rounds == 3
-
     def test_precision(self):
         result = sp.train(sp.ScaffPD(sp.ChiSquare(0.1)), cohort(), rounds=500, tol=1e-30)
         assert result.status == "precision"
@@ -256,24 +251,6 @@ class TestCheckpoint:
         assert (stopped.status, stopped.rounds, len(stopped.history)) == ("interrupted", 3, 4)
         resumed = sp.train(algorithm, cohort(), rounds=30, checkpoint=path)
         same(resumed.history, sp.train(algorithm, cohort(), rounds=30).history)
-
-    def test_a_callback_that_fails_leaves_the_finished_rounds_on_disk(self, tmp_path):
-        def broken(moment):
-            if moment.rounds == 6:
-                raise RuntimeError("mine")
-
-        path = tmp_path / "run.ckpt"
-        algorithm = sp.ScaffPD(sp.Agnostic())
-        with pytest.raises(RuntimeError, match="mine"):
-            sp.train(algorithm, cohort(), rounds=30, checkpoint=path, callbacks=[broken])
-        resumed = sp.train(algorithm, cohort(), rounds=30, checkpoint=path)
-        same(resumed.history, sp.train(algorithm, cohort(), rounds=30).history)
-
-
-def test_a_warm_start_needs_fewer_rounds():
-    first = sp.train(sp.ScaffPD(sp.ChiSquare(0.1)), cohort(), rounds=500, tol=1e-8)
-    again = sp.train(sp.ScaffPD(sp.ChiSquare(0.1)), cohort(), rounds=500, tol=1e-8, x0=first.x)
-    assert again.rounds < first.rounds
 
 
 def pairs(seed=0):

@@ -114,7 +114,7 @@ class Setting:
 
 
 def loss_of(client, x, rows=None):
-    """`Client.loss_at` without its loop over samples (a test holds the two against each other)."""
+    """`Client.loss_at` without its loop over samples."""
     A, y = (client.A, client.y) if rows is None else (client.A[rows], client.y[rows])
     Z = A @ x.reshape(-1, client.k)
     if client.loss == "squared":
@@ -341,21 +341,5 @@ def scaff_pd(s, tau, theta):
             end = s.descend(r, name, x, shift=c - c_i)[-1]
             move = move + weight * (x - end) / (s.rate * s.steps)
         x = x - tau * move
-        before = losses
-        yield x, weights
-
-
-def accelerated_primal_dual(s, tau, theta):
-    """Hamedani and Aybat 2021, Algorithm 2.1 with constant steps; x_{−1} = x_0.
-
-    λ_{k+1} = prox_σ((1 + θ) L(x_k) − θ L(x_{k−1}), λ_k);  x_{k+1} = x_k − τ ∇_x Φ(x_k, λ_{k+1})
-    """
-    x = s.x0
-    weights = s.first
-    before = losses_at(s.clients, x)
-    for _ in range(s.rounds):
-        losses = losses_at(s.clients, x)
-        weights = s.prox((1 + theta) * losses - theta * before, weights, s.dual_rate)
-        x = x - tau * (weights @ gradients_at(s.clients, x))
         before = losses
         yield x, weights

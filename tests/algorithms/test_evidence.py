@@ -126,23 +126,6 @@ def test_the_unit_of_a_column_does_not_matter(loss):
     np.testing.assert_allclose(other.tau * back[:, 0].numpy() ** 2, plain.tau, rtol=1e-4)
 
 
-def test_sums_of_separate_clients_give_the_same():
-    """Four clients, asked one by one and added up, and their selection from a larger cohort."""
-    clients = made("logistic", (5, 30, 12, 40, 7), np.array([0.5, 0.1, 0.3]))
-    everyone = bound("logistic", clients)
-    apart = [bound("logistic", [rows]) for rows in clients]
-    problem, *single = (
-        Evidence(c, ["a", "b", "intercept"], "logistic") for c in (everyone, *apart)
-    )
-    prior = Prior(np.array([0.4, 0.2, 0.3]), np.array([1.0, 2.0, 1e5]), 1.0)
-    x = torch.tensor([[0.3], [-0.2], [0.1]], dtype=torch.float64)
-    together = problem.ask(prior, x, None)[1]
-    alone = [one.ask(prior, x, None)[1] for one in single]
-    for part in range(3):
-        want = sum(np.asarray(answer[part]) for answer in alone)
-        np.testing.assert_allclose(together[part], want, rtol=1e-12, atol=1e-12)
-
-
 def test_clients_that_do_not_differ_share_all_coefficients():
     clients = made("squared", (200,) * 10, np.zeros(4), seed=5)
     found = strengths(bound("squared", clients), ["a", "b", "c", "intercept"], "squared")
@@ -205,16 +188,6 @@ def test_refusals():
     labels = [(X, y.astype(int)) for X, y in clients]
     with refuses("evidence-not-linear"):
         strengths(Cohort(labels, network), ["a", "b", "intercept"], "softmax")
-
-
-def test_a_personal_model_answers_like_the_model_inside():
-    clients = made("logistic", (15, 26, 8), np.full(3, 0.4))
-    model = Linear("logistic", l2=0.1, intercept=True)
-    groups = ["a", "b", "intercept"]
-    inner, outer = (
-        strengths(Cohort(clients, m), groups, "logistic") for m in (model, Personal(model, 3.0))
-    )
-    np.testing.assert_array_equal(inner.tau, outer.tau)
 
 
 def test_a_cohort_settles_what_its_model_leaves_to_the_data():

@@ -1,7 +1,4 @@
-"""What the loops of test_zoo.py leave open: draws, what clients store, and reductions.
-
-Every reduction of one method to another holds exactly, up to rounding.
-"""
+"""What the loops of test_zoo.py leave open: draws, powers of no loss, and what clients store."""
 
 import numpy as np
 import pytest

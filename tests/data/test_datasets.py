@@ -201,17 +201,6 @@ def test_nothing_is_learnt_from_held_out_rows():
         assert np.array_equal(expected.test[i][0][:1], single.test[i][0])
 
 
-def test_only_sums_are_shared_for_the_common_fill():
-    parts = [read(name)[0] for name in HOSPITALS]
-    before = fill_values(parts)
-    chol = parts[0][:, COLUMNS.index("chol")]
-    chol[0] += 10
-    chol[1] -= 10  # other rows, the same sum and count
-    np.testing.assert_allclose(fill_values(parts)[2], before[2], rtol=1e-14)
-    parts[3][:, COLUMNS.index("thal")] = 6
-    assert np.array_equal(fill_values(parts)[1], before[1])  # nothing of another hospital's
-
-
 def test_stations_have_three_years_and_are_tested_on_the_next():
     air = beijing_air()
     assert len(air.names) == 12

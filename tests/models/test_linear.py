@@ -83,18 +83,6 @@ def test_losses_sums_projections_and_norms_match_a_loop_over_samples(case):
     np.testing.assert_allclose(cohort.evaluate(x).loss, losses, rtol=1e-12)
 
 
-@pytest.mark.parametrize("case", ["squared, 3 outputs", "logistic, intercept", "softmax"])
-def test_outputs_of_ten_thousand_stay_finite(case):
-    cohort, clients, x = problem(case)
-    far = x * 1e4 / max(np.abs(client.A @ x.reshape(-1, client.k)).max() for client in clients)
-    at = cohort.gradients(tensor(far))
-    np.testing.assert_allclose(at.losses, [client.loss_at(far) for client in clients], rtol=1e-12)
-    c = at.sum(np.full(len(clients), 1 / len(clients)))
-    d = cohort.local_updates(tensor(far), at, c, LocalPlan(20)).sum(np.ones(len(clients)))
-    assert torch.isfinite(c).all()
-    assert torch.isfinite(d).all()
-
-
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("seed", range(4))

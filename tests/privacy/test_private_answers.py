@@ -198,21 +198,6 @@ def test_held_out_rows_and_scores_are_the_experimenters():
     assert cohort.privacy.worst == 0
 
 
-@pytest.mark.parametrize("loss", ["squared", "softmax", "network"])
-def test_single_precision_is_as_private(loss):
-    model = network() if loss == "network" else linear(loss)
-    data = clients("softmax" if loss == "network" else loss)
-    made = sp.Private(model, noise=4.0, smoothness=2.0, secret=2)
-    method = sp.ScaffPD(CHI, 2, steps=sp.Fixed(tau=0.05, sigma=0.1, local_rate=0.02))
-    results = [
-        sp.train(method, sp.Cohort(data, made, dtype=dtype), 3)
-        for dtype in (torch.float32, torch.float64)
-    ]
-    assert results[0].x.dtype == np.float32
-    assert np.array_equal(results[0].privacy.epsilon, results[1].privacy.epsilon)
-    assert np.isfinite(results[0].x).all()
-
-
 def test_clipped_and_noisy_losses_that_stay_do_not_say_that_nothing_moves():
     """All records' losses are above the clip, wherever x is."""
     model = sp.Private(linear(), noise=0.1, loss_noise=1e-4, loss_clip=0.1, radius=2.0, secret=1)

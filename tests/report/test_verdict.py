@@ -55,10 +55,7 @@ def moved(worst, rest):
     ("after", "sentence"),
     [
         (moved(0.112, -0.038), "gains 11.2 points; the average loses 0.8 points."),
-        (moved(0.112, 0.0), "gains 11.2 points; the average gains 2.2 points."),
-        (moved(0.08, -0.02), "gains 8.0 points; the average stays where it was."),
         (moved(-0.03, 0.02), "loses 3.0 points; the average gains 1.0 points."),
-        (moved(0.0, -0.02), "stays where it was; the average loses 1.6 points."),
         (moved(0.0004, 0.0), "stays where it was; the average stays where it was."),
         (moved(0.0006, 0.0), "gains 0.1 points; the average stays where it was."),
     ],
@@ -66,19 +63,6 @@ def moved(worst, rest):
 def test_gains_and_losses(after, sentence):
     said = verdict(story(TEN, after))[0]
     assert said == f"{INSTEAD}, the worst-served fifth of clients {sentence}"
-
-
-@pytest.mark.parametrize(
-    ("after", "sentence"),
-    [
-        ([55.0, 40.0], "falls by 8.3 %; the average falls by 5.0 %."),
-        ([54.0, 47.0], "falls by 10.0 %; the average rises by 1.0 %."),
-        ([60.01, 40.0], "stays where it was; the average stays where it was."),
-    ],
-)
-def test_errors_fall_and_rise(after, sentence):
-    told = story([60.0, 40.0], after, measure="rmse", word="decade")
-    assert verdict(told)[0] == f"{INSTEAD}, the error of the worst-served decade {sentence}"
 
 
 def test_rows_that_were_trained_on_are_called_so():

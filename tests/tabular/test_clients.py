@@ -92,12 +92,6 @@ def test_labels_of_rows_that_are_left_out_are_no_labels(tmp_path, rows):
     assert found.schema["labels"] == ["no", "yes"]
 
 
-def test_a_client_may_be_called_infinity(tmp_path):
-    rows = [(("inf", "nord")[k % 2], k % 5, k % 3 % 2) for k in range(40)]
-    found = read(table(tmp_path / "a.csv", rows, ("site", "x", "ill")))
-    assert [own.name for own in found.rows] == ["inf", "nord"]
-
-
 @settings(
     deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
