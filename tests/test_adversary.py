@@ -1,6 +1,4 @@
-"""The certificate against 150-digit truth; `python tests/adversary.py --points 10000` prints the
-docs' numbers.
-"""
+"""The certificate against 150-digit truth; `benchmarks/adversary.py` prints the docs' numbers."""
 
 from fractions import Fraction
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+import cox_truth
 import scaffpd as sp
 from cases.refusals import refuses
-from models import cox_truth
 from scaffpd.models.baseline import concordance
 from scaffpd.models.risk_sets import TIES, PartialLikelihood, RiskSets
 from scaffpd.models.samples import Ragged

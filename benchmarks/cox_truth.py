@@ -1,6 +1,6 @@
 """Cox's model to 150 digits, from the definition alone, and points that are hard for a certificate.
 
-    PYTHONPATH=src:tests python tests/models/cox_truth.py 2000
+    python benchmarks/cox_truth.py 2000
 
 draws points and prints how many bounds were broken, and how loose they are.
 """
