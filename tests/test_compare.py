@@ -99,12 +99,6 @@ def test_the_first_seed_may_choose_for_all(comparison):
     assert finals[0].rates != finals[1].rates  # factors on what is automatic for each partition
 
 
-def test_automatic_and_tuned_runs_pay_for_the_same_questions():
-    found = sp.compare(METHODS, PROBLEM, **SETTING | {"seeds": (0,)})
-    sent = {run.bytes_up for run in found.runs if run.method == "FedAvg" and run.phase == TUNE}
-    assert len(sent) == 1
-
-
 @given(budget=st.integers(1, 40), knobs=st.integers(1, 3))
 def test_grids_begin_with_the_automatic_rates_and_have_no_holes(budget, knobs):
     method = type("Tuned", (sp.FedAvg,), {"knobs": tuple("abc"[:knobs])})()

@@ -1,6 +1,4 @@
-"""The server's small saddle problems: proofs recomputed from the definitions, other solvers, brute
-force, extremes.
-"""
+"""The server's small saddle problems: proofs recomputed from the definitions, and extremes."""
 
 import tracemalloc
 from dataclasses import dataclass

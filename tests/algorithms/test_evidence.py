@@ -1,4 +1,4 @@
-"""Strengths by evidence: against a dense Hessian, a mixed model, and direct maximisation."""
+"""Strengths by evidence: against a dense Hessian, and direct maximisation."""
 
 from dataclasses import replace
 

@@ -1,6 +1,4 @@
-"""An algorithm in one file of its own, outside the package: trained, compared, deployed and run by
-commands.
-"""
+"""An algorithm in one file of its own, outside the package: trained, deployed and run by commands."""
 
 import importlib
 import sys

@@ -1,6 +1,4 @@
-"""The numbers: against scikit-learn with one client, against `train` and two other solvers with
-several.
-"""
+"""The numbers: against scikit-learn with one client, against `train` with several."""
 
 from functools import partial
 

@@ -1,6 +1,4 @@
-"""As a scikit-learn user would: pipelines, searches, cross-validation, copies; clients of every
-kind.
-"""
+"""As a scikit-learn user would: pipelines, searches, clients of every kind."""
 
 import numpy as np
 import pytest

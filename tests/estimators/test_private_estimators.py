@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from sklearn.base import clone
 
 import scaffpd as sp
 from scaffpd.estimators.base import Scale
@@ -20,10 +19,6 @@ def table(n=600):
 
 X, Y, CLIENTS = table()
 LABELS = np.where(Y > 0, "ill", "well")
-
-
-def test_without_epsilon_nothing_is_private():
-    assert sp.FairFederatedClassifier().fit(X, LABELS, clients=CLIENTS).privacy_ is None
 
 
 def test_a_private_classifier_is_of_use_and_says_what_was_spent():
@@ -69,13 +64,6 @@ def test_noise_is_the_operating_systems_unless_it_has_a_seed():
     assert np.array_equal(fitted(noise_seed=5), fitted(noise_seed=5))
     assert not np.array_equal(fitted(noise_seed=5), fitted(noise_seed=6))
     assert not np.array_equal(fitted(), fitted())  # also with the same random_state
-
-
-def test_the_parameters_are_scikit_learns():
-    model = sp.FairFederatedRegressor(epsilon=3, delta=1e-7, clip=2.0, noise_seed=4)
-    copy = clone(model)
-    assert copy.get_params() == model.get_params()
-    assert copy.set_params(epsilon=None).fit(X, Y, clients=CLIENTS).privacy_ is None
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Personal models: every answer against a naive loop, every proof against an independent solver."""
+"""Personal models: answers against a naive loop, proofs against an independent solver."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The Jacobian of the proximal step: finite differences where it exists, properties everywhere."""
+"""The Jacobian of the proximal step: properties that it has everywhere."""
 
 import numpy as np
 import pytest

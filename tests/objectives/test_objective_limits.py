@@ -72,24 +72,6 @@ def test_nash_weighs_a_client_by_the_inverse_of_its_gain():
     )
 
 
-@pytest.mark.parametrize("sigma", [1e-2, 1.0, 1e3])
-def test_a_cap_runs_from_the_average_to_no_cap_at_all(sigma):
-    for prior in (None, PRIOR):
-        free = ChiSquare(0.3, prior)
-        loose = ChiSquare(0.3, prior, cap=1.0)
-        np.testing.assert_allclose(
-            loose.prox(LOSSES, OLD, sigma), free.prox(LOSSES, OLD, sigma), rtol=1e-13, atol=1e-15
-        )
-        np.testing.assert_allclose(
-            loose.maximizer(LOSSES), free.maximizer(LOSSES), rtol=1e-13, atol=1e-15
-        )
-        tight = ChiSquare(0.3, prior, cap=0.25)
-        np.testing.assert_allclose(tight.prox(LOSSES, OLD, sigma), 0.25, rtol=1e-15)
-        assert tight.support(LOSSES) == pytest.approx(
-            LOSSES.mean() - tight.value(np.full(4, 0.25)), rel=1e-14
-        )
-
-
 def test_a_capped_chi_square_without_a_price_is_cvar():
     """Caps κ are p_i/α with p_i = 1/N and α = 1/(Nκ)."""
     for cap in (0.3, 0.4, 0.7):

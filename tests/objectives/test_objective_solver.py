@@ -1,4 +1,4 @@
-"""Prox and support against CVXPY with Clarabel, which knows nothing of our formulas."""
+"""The support function against CVXPY with Clarabel, which knows nothing of our formulas."""
 
 import warnings
 

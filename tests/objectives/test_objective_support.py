@@ -1,6 +1,4 @@
-"""The support function: attained at the maximizer, best of all weights, convex and monotone in the
-losses.
-"""
+"""The support function: attained at the maximizer."""
 
 import numpy as np
 import pytest

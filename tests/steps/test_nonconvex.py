@@ -1,6 +1,4 @@
-"""Steps for networks: Scaff-PD is SCAFFOLD where clients count alike, fair elsewhere, and says
-when it is stuck.
-"""
+"""Steps for networks: fair to the worst client, and clear about being stuck."""
 
 from dataclasses import replace
 

@@ -56,13 +56,6 @@ def test_a_decimal_comma_is_found_out_where_it_is_certain(tmp_path, mark):
     assert values(unsure, decimal=",")["x"] == [1.5, 12.25]
 
 
-def test_a_decimal_mark_may_be_given(tmp_path):
-    path = write(tmp_path, 'x,y\n"1,5",1\n"2",2\n')
-    with refuses("decimal-mark-unclear"):
-        values(path)
-    assert values(path, decimal=",")["x"] == [1.5, 2]
-
-
 def test_two_decimal_marks_in_one_file_are_refused(tmp_path):
     path = write(tmp_path, "x;y;z\n1,5;1.5;1\n2,5;2.5;2\n")
     for names in (("x", "z", "y"), ("y", "x")):
