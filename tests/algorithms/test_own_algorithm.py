@@ -1,4 +1,4 @@
-"""An algorithm in one file of its own, outside the package: trained, deployed and run by commands."""
+"""An algorithm in a file outside the package: trained, deployed and run by commands."""
 
 import importlib
 import sys

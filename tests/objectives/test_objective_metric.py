@@ -99,6 +99,21 @@ def test_the_jacobian_is_the_derivative(kind, seed):
 
 
 @each
+@given(step=steps())
+@settings(deadline=None, max_examples=10, derandomize=True)
+def test_jacobian_is_symmetric_between_zero_and_sigma(kind, step):
+    objective = step.objective(kind)
+    jacobian = objective.prox_step(step.losses, step.old, step.sigma).jacobian() / step.sigma
+    assert jacobian.shape == (len(step.losses), len(step.losses))
+    np.testing.assert_array_equal(jacobian, jacobian.T)
+    values = np.linalg.eigvalsh(jacobian)
+    assert values.min() >= -1e-14
+    assert values.max() <= 1.0 + 1e-14
+    if objective.simplex:  # weights keep summing to one
+        np.testing.assert_allclose(jacobian.sum(axis=0), 0.0, atol=1e-13)
+
+
+@each
 @pytest.mark.parametrize("n", [2, 7, 60])
 @pytest.mark.parametrize("spread", [1e6, 1e12])
 def test_steps_of_very_different_sizes(kind, n, spread):

@@ -71,3 +71,19 @@ def test_a_common_shift_of_losses_changes_nothing(kind, step, shift):
     assert objective.support(losses + shift) == pytest.approx(
         objective.support(losses) + shift, rel=1e-14, abs=1e-12
     )
+
+
+@each
+@given(step=steps())
+@quick
+def test_support_is_attained_at_the_maximizer(kind, step):
+    objective = step.objective(kind)
+    best = objective.maximizer(step.losses)
+    assert contains(objective, best, 1e-12) or kind == "QFair"
+    attained = step.losses @ best - objective.value(best)
+    scale = np.abs(step.losses) @ best + abs(objective.value(best)) + np.max(np.abs(step.losses))
+    scale += 1e-12
+    if isinstance(objective, Nash):  # Σ λb − Σ λL cancels
+        scale += np.abs(objective.levels(len(best))) @ best
+    assert isinstance(objective.support(step.losses), float)
+    assert objective.support(step.losses) == pytest.approx(attained, rel=0, abs=1e-13 * scale)
