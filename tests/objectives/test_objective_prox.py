@@ -1,6 +1,4 @@
-"""The proximal step: optimal by definition, feasible to rounding, with the properties of every
-prox.
-"""
+"""The proximal step and the support function: optimal by definition, feasible to rounding."""
 
 import numpy as np
 import pytest
