@@ -2,8 +2,6 @@
 conftest.py.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import combinations
 

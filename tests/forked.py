@@ -4,8 +4,6 @@ and die.
 Other packages stay loaded: an interpreter that starts from nothing takes seconds for PyTorch alone.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import subprocess

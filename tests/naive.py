@@ -2,8 +2,6 @@
 the definitions.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from scipy.special import expit, log1p, logsumexp, softmax
 

@@ -3,8 +3,6 @@
 A second version of `scaffpd.algorithms.evidence`, with none of its algebra.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 

@@ -1,7 +1,5 @@
 """One problem in three runtimes: a cohort, one with masked sums, and silos that run it all."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -1,7 +1,5 @@
 """Budgets of shape that every change must meet, and imports that only point down."""
 
-from __future__ import annotations
-
 import ast
 import collections
 import functools

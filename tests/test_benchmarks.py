@@ -1,7 +1,5 @@
 """One smoke test: benchmarks measure, and what is published is what they have stored."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

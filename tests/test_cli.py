@@ -2,8 +2,6 @@
 starts it.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil
@@ -49,7 +47,7 @@ def files_in(folder):
     return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
 
 
-# ------------------------------------------------------------------ the frame
+# --- the frame
 
 
 @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
@@ -144,7 +142,7 @@ def test_main_exits_with_the_code(monkeypatch, capsys):
     assert capsys.readouterr().err
 
 
-# ------------------------------------------------------------------ the demo
+# --- the demo
 
 
 def made(arguments, ready):

@@ -1,7 +1,5 @@
 """`coefficients`: a mixed model, a dense Hessian, quadrature, and categories in two codings."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

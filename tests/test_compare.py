@@ -2,8 +2,6 @@
 process.
 """
 
-from __future__ import annotations
-
 import csv
 import pickle
 from dataclasses import replace
@@ -99,12 +97,6 @@ def test_the_first_seed_may_choose_for_all(comparison):
     first = next(run for run in comparison.finals if run.method == "FedAvg")
     assert [run.factors for run in finals] == [first.factors] * 2
     assert finals[0].rates != finals[1].rates  # factors on what is automatic for each partition
-
-
-def test_automatic_and_tuned_runs_pay_for_the_same_questions():
-    found = sp.compare(METHODS, PROBLEM, **SETTING | {"seeds": (0,)})
-    sent = {run.bytes_up for run in found.runs if run.method == "FedAvg" and run.phase == TUNE}
-    assert len(sent) == 1
 
 
 @given(budget=st.integers(1, 40), knobs=st.integers(1, 3))

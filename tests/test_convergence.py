@@ -2,8 +2,6 @@
 reference optimum.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -12,9 +10,7 @@ from cases.reference import reference_optimum
 from problems import OBJECTIVES, families, objectives
 
 QUICK = ["synthetic", "badly scaled", "unequal sizes", "rank-deficient", "breast cancer"]
-SLOW = {
-    ("breast cancer", name) for name in OBJECTIVES
-}  # logistic losses in tests/deploy/test_faults.py
+SLOW = {("breast cancer", name) for name in OBJECTIVES}
 SLOW |= {("rank-deficient", name) for name in ("Average", "Tilted", "CVaR", "ChiSquareBall")}
 CASES = [
     pytest.param(family, objective, marks=pytest.mark.long if (family, objective) in SLOW else [])
@@ -60,24 +56,6 @@ def test_auto_reaches_the_certified_optimum(family, objective):
     solve_and_compare(family, objective)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("objective", OBJECTIVES)
-def test_auto_reaches_the_certified_optimum_on_digits(objective):
-    solve_and_compare("digits", objective)
-
-
-@pytest.mark.parametrize("factor", [1e-3, 1e3])
-def test_units_do_not_matter(factor):
-    """Features in millimetres or metres: the same number of rounds, give or take."""
-    clients = problem("synthetic").clients
-    scaled = [(factor * X, y) for X, y in clients]
-    rounds = []
-    for data, l2, tol in ((clients, 0.1, 1e-8), (scaled, 0.1 * factor**2, 1e-8)):
-        cohort = sp.Cohort(data, sp.Linear("squared", l2=l2))
-        rounds.append(sp.train(sp.ScaffPD(sp.Agnostic()), cohort, rounds=500, tol=tol).rounds)
-    assert rounds[0] == pytest.approx(rounds[1], abs=2)
-
-
 DEGENERATE = {
     "one": sp.data.synthetic(N=1, m=20),
     "twins": sp.data.synthetic(N=1, m=20) * 3,
@@ -94,22 +72,6 @@ SOME = [sp.Average(), sp.Agnostic(), sp.ChiSquare(0.1), sp.CVaR(0.5), sp.QFair(1
 def test_degenerate_federations(objective, clients):
     cohort = sp.Cohort(clients, sp.Linear("squared", l2=0.1))
     assert sp.train(sp.ScaffPD(objective), cohort, rounds=1500, tol=1e-8).status == "converged"
-
-
-def test_priors_tilt_the_answer():
-    clients = problem("synthetic").clients
-    prior = [0.6, 0.1, 0.1, 0.1, 0.1]
-    for objective in (
-        sp.Average(prior=prior),
-        sp.ChiSquare(0.5, prior=prior),
-        sp.CVaR(0.5, prior=prior),
-    ):
-        optimum = reference_optimum(clients, "squared", 0.1, objective)
-        result = sp.train(
-            sp.ScaffPD(objective), problem("synthetic").cohort(), rounds=500, tol=1e-10
-        )
-        np.testing.assert_allclose(result.x, optimum.x, atol=1e-4)
-        assert abs(result.weights - optimum.weights).max() < 1e-3
 
 
 def test_a_far_away_start_is_no_problem():

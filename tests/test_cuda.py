@@ -1,7 +1,5 @@
 """The same run on a GPU: the same optimum, certified, and bit for bit the same when repeated."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -100,5 +98,5 @@ def test_recorded_local_steps_are_those_of_the_cpu(loss, path, monkeypatch):
     ends = []
     for device in ("cpu", "cuda"):
         cohort = sp.Cohort(problem(loss), sp.Linear(loss, l2=0.05), device=device)
-        ends.append(sp.train(method, cohort, rounds=8, progress=False))
+        ends.append(sp.train(method, cohort, rounds=8))
     np.testing.assert_allclose(ends[1].x, ends[0].x, rtol=1e-9, atol=1e-11)

@@ -2,8 +2,6 @@
 stand.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import re

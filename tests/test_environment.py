@@ -2,15 +2,12 @@
 crash.
 """
 
-from __future__ import annotations
-
 import errno
 import io
 import json
 import os
 import platform
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -35,19 +32,6 @@ def test_the_environment_is_plain_json_with_the_modules_own_versions(monkeypatch
     assert found["threads"] == torch.get_num_threads()
     assert found["cores"] == machine.cores()
     assert found["memory"] > 2**28
-
-
-def test_gpus_have_a_name_and_a_size(monkeypatch):
-    card = SimpleNamespace(name="Some GPU", total_memory=8 * GIB)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
-    assert machine.environment()["gpus"] == [{"name": "Some GPU", "memory": 8 * GIB}] * 2
-
-    def refuse(_):
-        raise RuntimeError("the driver is too old")
-
-    monkeypatch.setattr(torch.cuda, "get_device_properties", refuse)
-    assert machine.environment()["gpus"] == []
 
 
 # --- files of JSON lines

@@ -2,8 +2,6 @@
 images.
 """
 
-from __future__ import annotations
-
 import csv
 
 import numpy as np

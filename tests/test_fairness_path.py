@@ -1,7 +1,5 @@
 """One objective after the other: the same optima as each alone, in fewer rounds."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

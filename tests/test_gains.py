@@ -1,9 +1,6 @@
 """`joining`: numpy and scikit-learn for the models, naive loops for intervals, known answers."""
 
-from __future__ import annotations
-
 import math
-from functools import cache
 
 import numpy as np
 import pytest
@@ -19,7 +16,6 @@ from scaffpd.study.joining import constants
 from scaffpd.tasks.regression import Regression
 from scaffpd.training.metrics import (
     HeldOutMoments,
-    PairedDifference,
     RelativeGain,
     SplitTables,
     clearly,
@@ -45,70 +41,6 @@ def made(rng, clients=6, rows=40, held=200, d=5, apart=0.0, noise=1.0, labels=Fa
     return train, test
 
 
-@cache
-def alike():
-    """Few rows of the same truth."""
-    data = made(np.random.default_rng(1), rows=12)
-    return sp.joining(*data, sp.Linear("squared", "auto", True), sp.CVaR(0.4))
-
-
-@cache
-def strangers():
-    """Many rows of truths that have nothing in common."""
-    data = made(np.random.default_rng(2), rows=150, apart=3.0)
-    return sp.joining(*data, sp.Linear("squared", "auto", True), sp.ChiSquare(0.1))
-
-
-def test_joining_is_recommended_where_all_have_few_rows_of_the_same_truth():
-    found = alike()
-    assert found.models == MODELS
-    assert found.recommendation in ("average", "fair", "personal")
-    assert found.gain("average").pays == found.gain("personal").pays == "yes"
-    assert found.pays("average").count("no") == 0
-    assert "lower than alone (" in str(found)
-    assert "of 6 clients clearly gain, none clearly loses." in str(found)
-
-
-def test_one_model_is_not_recommended_among_strangers():
-    found = strangers()
-    assert found.recommendation in ("alone", "personal")
-    assert found.gain("average").pays == "no"
-    assert found.pays("average").count("no") == 6
-    # a model of one's own is nearly alone
-    assert found.gain("personal").value > -0.02 > found.gain("average").value
-
-
-def test_columns_that_predict_nothing_are_called_so():
-    """A random target: whatever is trained, nothing beats a constant answer."""
-    for seed in range(3):
-        random = np.random.default_rng(seed)
-        train, test = (
-            [(random.normal(size=(n, 4)), random.integers(0, 2, n)) for _ in range(5)]
-            for n in (30, 60)
-        )
-        found = sp.joining(train, test, sp.Linear("logistic", "auto", True))
-        assert found.recommendation == "constant"
-        assert found.sentence.startswith("These columns do not predict the target")
-
-
-def test_why_the_average_model_is_not_advised_is_said_where_it_does_as_well():
-    """Fair is within noise of all others; a constant beats average, and personal models beat it."""
-    random = np.random.default_rng(0)
-    losses = []
-    for _ in range(6):
-        same = random.exponential(size=60)
-        rows = [level + same for level in (1.0, 1.3, 1.3, 1.2, 0.9)]
-        rows[3] = rows[3] + 3 * random.standard_normal(60)
-        losses.append(np.array(rows))
-    evidence = HeldOutMoments.of(losses)
-    means = evidence.means
-    found = Joining(tuple("abcdef"), MODELS, means, means, Regression(), ((60, 60),) * 6, evidence)
-    assert found.recommendation == "fair"
-    assert found.details[2] == (
-        "One average model does as well, within noise, but is clearly beaten by a constant answer."
-    )
-
-
 def test_shared_and_personal_models_are_those_of_train():
     train, test = made(np.random.default_rng(6), clients=4, rows=30, apart=0.5)
     model = sp.Linear("squared", RIDGE, True)
@@ -120,7 +52,7 @@ def test_shared_and_personal_models_are_those_of_train():
         (4, sp.Average(prior=[30] * 4), sp.Personal(model, 20.0)),
     ):
         cohort = sp.Cohort(train, wanted, test=test)
-        result = sp.train(sp.fair(objective), cohort, tol=1e-9, progress=False)
+        result = sp.train(sp.fair(objective), cohort, tol=1e-9)
         own = [result.x] * 4 if result.personal is None else result.personal
         errors = [
             ((A @ u[:-1] + u[-1] - b) ** 2).mean() for u, (A, b) in zip(own, test, strict=True)
@@ -195,7 +127,7 @@ def test_a_column_that_hardly_varies_at_a_client_gets_no_large_variance_there():
     assert abs(found[-1][0]) < 0.05
 
 
-# ------------------------------------------------------------------ a constant answer
+# --- a constant answer
 
 
 def test_constants_lie_between_the_clients_and_the_mean_of_all():
@@ -234,7 +166,7 @@ def test_constants_of_clients_that_are_alike_or_strangers(loss):
     assert mean == pytest.approx([share, 1 - share - (5 / 1005) * (loss == "softmax")], abs=2e-3)
 
 
-# ------------------------------------------------------------------ what is recommended
+# --- what is recommended
 
 
 def told(**gains):
@@ -322,7 +254,7 @@ def test_a_fair_model_that_serves_nobody_is_called_so():
     )
 
 
-# ------------------------------------------------------------------ intervals
+# --- intervals
 
 
 def test_intervals_of_rows_are_paired_t_intervals():
@@ -361,17 +293,6 @@ def test_the_worst_served_are_named_by_rows_that_do_not_judge_them():
         assert evidence.level(k, every) == pytest.approx(np.mean([own[k].mean() for own in rows]))
 
 
-def test_intervals_of_rows_cover_the_truth_as_often_as_they_say():
-    rng = np.random.default_rng(0)
-    hits = 0
-    for _ in range(400):
-        rows = [np.stack([2 + rng.normal(size=n), 1 + rng.normal(size=n)]) for n in (12, 30)]
-        found = HeldOutMoments.of(rows).difference(0, 1, every)
-        assert found.base == pytest.approx(np.mean([r[0].mean() for r in rows]))
-        hits += abs(found.mean - 1) <= found.half
-    assert 0.92 <= hits / 400 <= 0.98
-
-
 def test_blocks_of_rows_that_resemble_each_other_widen_the_interval():
     slow = np.repeat(np.random.default_rng(1).normal(size=(2, 40)), 7, axis=1) + np.array(
         [[2.0], [1.9]]
@@ -392,14 +313,6 @@ def test_marks_are_those_of_benjamini_and_hochberg():
         adjusted = stats.false_discovery_control([one.chance for one in ones])
         pays = [RelativeGain.of(one).pays for one in ones]
         assert clearly(ones) == np.where(adjusted <= 0.05, pays, "within noise").tolist()
-
-
-def test_a_p_value_is_that_of_the_interval():
-    found = PairedDifference(0.2, 0.1, 1.0, 0.1, 7.0)
-    t = 0.2 / (0.1 / stats.t.ppf(0.975, 7))
-    assert found.chance == pytest.approx(2 * stats.t.sf(t, 7))
-    assert PairedDifference(0.2, np.inf, 1.0, np.inf, 1.0).chance == 1.0
-    assert PairedDifference(0.1, 0.1, 1.0, 0.1, 7.0).chance == pytest.approx(0.05)
 
 
 def test_too_few_rows_are_within_noise():
@@ -443,18 +356,6 @@ def test_a_mean_over_splits_has_intervals_over_splits():
             assert each[k] == pytest.approx(alone)
 
 
-@pytest.mark.parametrize("labels", [False, True])
-def test_scores_are_accuracies_and_errors_in_units(labels):
-    train, test = made(np.random.default_rng(11), clients=2, rows=30, held=300, labels=labels)
-    model = sp.Linear("logistic" if labels else "squared", RIDGE, True)
-    found = sp.joining(train, test, sp.Personal(model, 10.0), sp.Average(), unit=3.0)
-    result = sp.train(sp.fair(sp.Average()), sp.Cohort(train, model), tol=1e-6, progress=False)
-    X, y = test[0]
-    z = model.outputs(result.x, X)[:, 0]
-    error = 3.0 * np.sqrt(np.mean((z - y) ** 2))
-    assert found.score[2, 0] == pytest.approx(np.mean((z > 0) == y) if labels else error)
-
-
 def test_several_labels_names_and_the_average_alone():
     rng = np.random.default_rng(9)
     X = rng.normal(size=(4, 60, 3))
@@ -478,20 +379,6 @@ def test_several_labels_names_and_the_average_alone():
     assert found.loss[0, 1] == pytest.approx(np.log(np.exp(z).sum()) - z[y].mean())
 
 
-def test_gains_are_written_as_one_says_them():
-    assert RelativeGain(0.123, 0.05, 0.2).than("alone") == "12 % lower than alone"
-    assert RelativeGain(0.123, 0.05, 0.2).range == "5.0 to 20 %"
-    assert RelativeGain(-0.02, -0.03, -0.01).than() == "2.0 % higher"
-    assert RelativeGain(-0.02, -0.03, -0.01).range == "1.0 to 3.0 %"
-    assert RelativeGain(0.02, -0.01, 0.05).than("alone") == "about the same as alone"
-    assert RelativeGain(0.02, -0.01, 0.05).than() == "about the same"
-    assert RelativeGain(0.02, -0.01, 0.05).range == "1.0 % higher to 5.0 % lower"
-    # what spans from much worse to much better says nothing
-    assert RelativeGain(0.47, -0.27, 1.21).than("alone") == "not clearly different from alone"
-    assert RelativeGain(0.47, -0.27, 1.21).than() == "not clearly different"
-    assert RelativeGain(0.47, -0.27, 1.21).range == "too few rows"
-
-
 PAIR = (np.ones((4, 2)), np.arange(4.0))
 
 
@@ -508,15 +395,6 @@ def test_refusals(code, change):
     given = {"train": [PAIR, PAIR], "test": [PAIR, PAIR], "model": sp.Linear("squared", 0.1)}
     with refuses(code):
         sp.joining(**given | change)
-
-
-def test_a_client_with_a_single_row_is_compared_as_well():
-    train, test = made(np.random.default_rng(4), clients=4, rows=20)
-    train[1] = tuple(part[:1] for part in train[1])
-    found = sp.joining(train, test, sp.Linear("squared", "auto", True), word="site")
-    assert found.rows == ((20, 200), (1, 200), (20, 200), (20, 200))
-    assert np.isfinite(found.loss).all()
-    assert found.gain("personal", of=lambda _: np.eye(4)[1]).pays == "yes"
 
 
 def test_clients_whose_losses_are_unknown_change_nothing():

@@ -1,7 +1,5 @@
 """Wrong inputs: each is refused before any work, by its code and in one line."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np
@@ -74,13 +72,10 @@ FEATURES = {
     "no samples": ("client-without-samples", lambda: cohort(np.empty((0, 3)), [])),
     "no features": ("client-without-features", lambda: cohort(np.empty((4, 0)))),
     "one axis": ("features-not-a-table", lambda: cohort(np.ones(4))),
-    "a single number": ("features-not-a-table", lambda: cohort(3.0)),
     "another number of features": ("features-differ", lambda: cohort(np.ones((4, 5)))),
     "rows of unequal length": ("not-an-array", lambda: cohort([[1, 2, 3], [1, 2], [1], [2]])),
     "strings": ("not-numbers", lambda: cohort(X.astype(str))),
-    "a category": ("not-numbers", lambda: cohort(frame(sex=["m", "f", "f", "m"]))),
     "a sparse matrix": ("sparse-array", lambda: cohort(scipy.sparse.csr_matrix(X))),
-    "a sparse array": ("sparse-array", lambda: cohort(scipy.sparse.coo_array(X))),
     "pictures for Linear": (
         "samples-not-flat",
         lambda: sp.Cohort([(np.ones((4, 1, 2, 2)), Y)], LOGISTIC),
@@ -94,7 +89,6 @@ FEATURES = {
 
 LABELS = {
     "another length": ("labels-length", lambda: cohort(y=[0, 1])),
-    "a single label": ("labels-length", lambda: cohort(y=1)),
     "NaN": ("not-finite", lambda: cohort(y=[0, 1, NAN, 0])),
     "NaN in regression": ("not-finite", lambda: cohort(y=[0, 1, 2, INF], model=SQUARED)),
     "2 for logistic": ("label-not-binary", lambda: cohort(y=[0, 1, 2, 1])),
@@ -110,21 +104,18 @@ LABELS = {
         lambda: cohort(y=[0, 1, 20240, 0], model=SOFTMAX),
     ),
     "strings": ("not-numbers", lambda: cohort(y=["yes", "no", "no", "yes"])),
-    "strings in regression": ("not-numbers", lambda: cohort(y=list("abcd"), model=SQUARED)),
     "two columns": ("labels-shape", lambda: cohort(y=np.ones((4, 2)))),
     "another number of columns": (
         "targets-differ",
         lambda: cohort(y=np.ones((4, 2)), model=SQUARED),
     ),
     "three axes": ("targets-shape", lambda: cohort(y=np.ones((4, 2, 2)), model=SQUARED)),
-    "no columns": ("targets-shape", lambda: cohort(y=np.ones((4, 0)), model=SQUARED)),
     "sparse": ("sparse-array", lambda: cohort(y=scipy.sparse.csr_matrix(Y[:, None]))),
     "too large to square": ("number-too-large", lambda: cohort(y=[1, 2, 3, 1e200], model=SQUARED)),
 }
 
 COHORTS = {
     "no clients": ("no-clients", lambda: sp.Cohort([], LOGISTIC)),
-    "no clients by name": ("no-clients", lambda: sp.Cohort({}, LOGISTIC)),
     "not a list": ("not-pairs", lambda: sp.Cohort(5, LOGISTIC)),
     "a dataset": ("not-pairs", lambda: sp.Cohort(sp.data.breast_cancer(), LOGISTIC)),
     "a pair instead of a list": ("client-not-a-pair", lambda: sp.Cohort((X, Y), LOGISTIC)),
@@ -135,12 +126,9 @@ COHORTS = {
     ),
     "too few names": ("names-length", lambda: sp.Cohort([(X, Y)] * 3, LOGISTIC, ["a", "b"])),
     "a string of names": ("names-not-a-list", lambda: sp.Cohort([(X, Y)] * 2, LOGISTIC, "ab")),
-    "a number of names": ("names-not-a-list", lambda: sp.Cohort([(X, Y)] * 2, LOGISTIC, 2)),
     "names twice": ("names-given-twice", lambda: sp.Cohort({"a": (X, Y)}, LOGISTIC, ["a"])),
     "no model": ("not-a-model", lambda: sp.Cohort([(X, Y)], "logistic")),
-    "a class for a model": ("not-a-model", lambda: sp.Cohort([(X, Y)], sp.Linear)),
     "an unknown device": ("device-unusable", lambda: cohort(device="gpu")),
-    "a number for a device": ("device-unusable", lambda: cohort(device=3.5)),
     "an unknown dtype": ("dtype-not-floating", lambda: cohort(dtype="float32")),
     "whole numbers": ("dtype-not-floating", lambda: cohort(dtype=torch.int64)),
     "half precision": ("dtype-unsupported", lambda: cohort(dtype=torch.float16)),
@@ -157,13 +145,10 @@ COHORTS = {
 
 MODELS = {
     "an unknown loss": ("unknown-name", lambda: sp.Linear("logistc")),
-    "a loss far from all": ("unknown-name", lambda: sp.Linear("hinge")),
     "negative l2": ("l2-out-of-range", lambda: sp.Linear(l2=-1e-3)),
     "NaN for l2": ("not-a-number", lambda: sp.Linear(l2=NAN)),
-    "infinite l2": ("l2-out-of-range", lambda: sp.Linear(l2=INF)),
     "a string for l2": ("not-a-number", lambda: sp.Linear(l2="0.1")),
     "a table for l2": ("not-a-vector", lambda: sp.Linear(l2=[[0.1]])),
-    "words for l2": ("not-a-number", lambda: sp.Linear(l2=["a", "b"])),
     "negative l2 of a column": ("l2-out-of-range", lambda: sp.Linear(l2=[0.1, -0.1])),
     "l2 of too many columns": (
         "l2-length",
@@ -180,13 +165,9 @@ MODELS = {
     ),
     "intercept": ("intercept-not-boolean", lambda: sp.Linear(intercept="yes")),
     "one class": ("too-few-classes", lambda: sp.Linear("softmax", classes=1)),
-    "half a class": ("not-a-count", lambda: sp.Linear("softmax", classes=2.5)),
     "classes for logistic": ("loss-without-classes", lambda: sp.Linear("logistic", classes=2)),
     "reshape": ("point-length", lambda: SQUARED.reshape(np.zeros(7), 3)),
-    "reshape to nothing": ("not-a-count", lambda: SQUARED.reshape(np.zeros(7), 0)),
     "no network": ("not-a-network", lambda: sp.Module("resnet")),
-    "a network class": ("not-a-network", lambda: sp.Module(nn.Linear)),
-    "negative network l2": ("l2-out-of-range", lambda: sp.Module(nn.Linear(3, 1), l2=-1)),
     "nothing to learn": (
         "nothing-to-train",
         lambda: sp.Module(nn.Linear(3, 1).requires_grad_(False)),
@@ -231,10 +212,6 @@ MODELS = {
         "label-not-a-class",
         lambda: sp.Cohort([(X, Y + 0.5)], sp.Module(nn.Linear(3, 2))),
     ),
-    "network label −1": (
-        "label-not-a-class",
-        lambda: sp.Cohort([(X, Y - 1)], sp.Module(nn.Linear(3, 2))),
-    ),
     "a target column short": (
         "wrong-number-of-outputs",
         lambda: sp.Cohort([(X, np.ones((4, 2)))], sp.Module(nn.Linear(3, 3), "squared")),
@@ -272,20 +249,12 @@ def lazy(outputs):
 
 
 OBJECTIVES = {
-    "negative ρ": ("number-not-positive", lambda: sp.ChiSquare(rho=-1)),
-    "a string for ρ": ("not-a-number", lambda: sp.ChiSquare(rho="0.1")),
     "true for ρ": ("not-a-number", lambda: sp.ChiSquare(rho=True)),
     "a zero among many priors": (
         "prior-not-positive",
         lambda: sp.ChiSquare(0.1, prior=np.arange(1500)[::-1]),
     ),
     "many priors of words": ("not-numbers", lambda: sp.Average(prior=["a"] * 1500)),
-    "NaN for ρ": ("not-a-number", lambda: sp.Tilted(rho=NAN)),
-    "ρ = 0 for KL": ("number-not-positive", lambda: sp.Tilted(rho=0)),
-    "α > 1": ("alpha-out-of-range", lambda: sp.CVaR(alpha=1.5)),
-    "NaN for b": ("number-not-finite", lambda: sp.Nash(b=NAN)),
-    "negative prior": ("prior-not-positive", lambda: sp.ChiSquare(0.1, prior=[0.5, -0.5])),
-    "a prior with two axes": ("not-a-vector", lambda: sp.Agnostic(prior=[[1, 2]])),
     "a prior for three": (
         "prior-length",
         lambda: train(sp.ScaffPD(sp.ChiSquare(0.1, prior=[1, 2, 3]))),
@@ -296,14 +265,8 @@ OBJECTIVES = {
 }
 
 ALGORITHMS = {
-    "no objective": ("not-an-objective", lambda: sp.ScaffPD("chi-square")),
-    "an objective's class": ("not-an-objective", lambda: sp.ScaffPD(sp.ChiSquare)),
-    "no local steps": ("not-a-count", lambda: sp.ScaffPD(sp.Agnostic(), local_steps=0)),
-    "half a local step": ("not-a-count", lambda: sp.ScaffPD(sp.Agnostic(), local_steps=1.5)),
     "no steps": ("not-a-step-rule", lambda: sp.ScaffPD(sp.Agnostic(), steps="auto")),
-    "a class of steps": ("not-a-step-rule", lambda: sp.ScaffPD(sp.Agnostic(), steps=sp.Auto)),
     "τ = 0": ("number-not-positive", lambda: sp.Fixed(tau=0, sigma=1)),
-    "negative σ": ("number-not-positive", lambda: sp.Fixed(tau=1, sigma=-1)),
     "θ = 2": ("setting-out-of-range", lambda: sp.Fixed(tau=1, sigma=1, theta=2)),
     "NaN rate": ("not-a-number", lambda: sp.Fixed(tau=1, sigma=1, local_rate=NAN)),
     "theory off the simplex": (
@@ -318,20 +281,14 @@ ALGORITHMS = {
 
 TRAINING = {
     "no rounds": ("not-a-count", lambda: train(rounds=0)),
-    "half a round": ("not-a-count", lambda: train(rounds=2.5)),
     "tol = 0": ("number-not-positive", lambda: train(tol=0)),
-    "negative tol": ("number-not-positive", lambda: train(tol=-1)),
     "NaN for tol": ("not-a-number", lambda: train(tol=NAN)),
-    "a string for tol": ("not-a-number", lambda: train(tol="1e-6")),
     "x0 too long": ("point-length", lambda: train(x0=np.zeros(4))),
     "NaN in x0": ("x0-not-finite", lambda: train(x0=[0, NAN, 0])),
     "x0 no numbers": ("point-not-numbers", lambda: train(x0="start")),
     "negative seed": ("seed-out-of-range", lambda: train(seed=-1)),
-    "a string for a seed": ("seed-out-of-range", lambda: train(seed="lucky")),
     "no algorithm": ("not-an-algorithm", lambda: train("scaff-pd")),
-    "an objective for an algorithm": ("not-an-algorithm", lambda: train(sp.ChiSquare(0.1))),
     "no federation": ("not-a-federation", lambda: train(federation=[(X, Y)])),
-    "a federation's class": ("not-a-federation", lambda: train(federation=sp.Cohort)),
     "tol without convexity": (
         "tol-without-certificate",
         lambda: train(federation=flat(), tol=1e-3),

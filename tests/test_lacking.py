@@ -1,7 +1,5 @@
 """Tests that need an absent package are skipped; mistakes of our own are not hidden."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

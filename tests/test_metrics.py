@@ -1,7 +1,5 @@
 """A table of clients in a few numbers."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -10,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scaffpd.federation import ClientScores
-from scaffpd.training.metrics import Summary, a_fifth
+from scaffpd.training.metrics import Summary
 
 SCORES = ClientScores(
     names=("a", "b", "c"),
@@ -28,19 +26,6 @@ def test_the_worst_loss_is_the_largest():
     assert loss.deviation == pytest.approx(np.sqrt((0.09 + 0.16 + 0.01) / 3))
 
 
-def test_the_worst_accuracy_is_the_smallest():
-    accuracy = Summary.of(SCORES).score
-    assert accuracy is not None
-    assert (accuracy.worst, accuracy.worst_client, accuracy.best, accuracy.best_client) == (
-        0.6,
-        "c",
-        0.9,
-        "a",
-    )
-    assert accuracy.mean == pytest.approx(2.2 / 3)
-    assert accuracy.weighted_mean == pytest.approx(0.09 + 0.21 + 0.36)
-
-
 def test_regression_has_no_accuracy():
     scores = ClientScores(SCORES.names, SCORES.loss, np.full(3, np.nan), SCORES.counts)
     assert Summary.of(scores).score is None
@@ -55,25 +40,7 @@ def scores(loss, accuracy=None, counts=None):
     )
 
 
-# ------------------------------------------------------------------ fifths
-
-
-@pytest.mark.parametrize(
-    ("N", "k"), [(1, 1), (2, 1), (4, 1), (5, 1), (6, 2), (10, 2), (11, 3), (20, 4), (100, 20)]
-)
-def test_a_fifth_is_rounded_up(N, k):
-    assert a_fifth(N) == k
-
-
-def test_the_worst_and_best_fifth_of_twenty_are_four():
-    loss = np.random.default_rng(0).permutation(np.arange(20.0))
-    summary = Summary.of(scores(loss, accuracy=1 - loss / 20))
-    assert (summary.loss.worst_20, summary.loss.best_20) == (17.5, 1.5)
-    assert summary.score.worst_20 == pytest.approx(1 - 17.5 / 20)
-    assert summary.score.best_20 == pytest.approx(1 - 1.5 / 20)
-
-
-# ------------------------------------------------------------------ Gini and Jain
+# --- Gini and Jain
 
 SIZES = st.lists(st.floats(0, 1e300, allow_subnormal=False), min_size=1, max_size=30)
 

@@ -1,7 +1,5 @@
 """Minimax from sums: the same optimum, a certificate that holds, and nothing seen but sums."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -5,8 +5,6 @@ Each goes through a front door alone: the command line, an estimator, or silos a
 two processors agree.
 """
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json

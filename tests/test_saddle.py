@@ -1,25 +1,18 @@
-"""The server's small saddle problems: proofs recomputed from the definitions, other solvers, brute
-force, extremes.
-"""
-
-from __future__ import annotations
+"""The server's small saddle problems: proofs recomputed from the definitions, and extremes."""
 
 import tracemalloc
 from dataclasses import dataclass
 
-import cvxpy as cp
 import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from objective_cases import ALL, ON_SIMPLEX, build, powers, vectors
-from test_objective_solver import model
-from test_objective_solver import solve as by_clarabel
 
 import scaffpd as sp
 from cases.objectives import contains
-from scaffpd.algorithms.saddle import Saddle, solve_quadratics, solve_saddle
+from scaffpd.algorithms.saddle import solve_quadratics, solve_saddle
 from scaffpd.algorithms.subspace import SubspaceModel, orthonormal
 from scaffpd.objectives.base import Objective
 
@@ -38,27 +31,27 @@ class Problem:
     tol: float
 
     @property
-    def w(self) -> np.ndarray:
+    def w(self):
         return np.zeros(len(self.a)) if self.diagonal is None else self.diagonal
 
     @property
-    def coupling(self) -> np.ndarray:
+    def coupling(self):
         """All of E, with what holds the weights to their start below it."""
         return np.vstack([self.F, np.diag(self.w)])
 
     @property
-    def shift(self) -> np.ndarray:
+    def shift(self):
         """What is taken from Eλ: −½ Σ w_i² (λ_i − l_i)² is −½‖diag(w) λ − w ∘ l‖²."""
         return np.concatenate([np.zeros(len(self.F)), self.w * self.start])
 
-    def solve(self) -> Saddle:
+    def solve(self):
         return solve_saddle(self.objective, self.a, self.F, self.start, self.tol, self.diagonal)
 
-    def whole(self, found: Saddle) -> np.ndarray:
+    def whole(self, found):
         """z, with the answer to the weights that are held below it."""
         return np.concatenate([found.z, -self.w * (found.weights - self.start)])
 
-    def bounds(self, found: Saddle) -> tuple[float, float]:
+    def bounds(self, found):
         """Both sides of the duality, from their definitions."""
         z = self.whole(found)
         weights = found.weights
@@ -72,7 +65,7 @@ class Problem:
             pull @ pull
         )
 
-    def size(self, found: Saddle) -> float:
+    def size(self, found):
         """The sum of the terms whose difference the gap is, without their signs."""
         z = np.abs(self.whole(found))
         weights = np.abs(found.weights)
@@ -93,7 +86,7 @@ class Problem:
         )
 
 
-def penalty_size(objective: Objective, weights: np.ndarray) -> float:
+def penalty_size(objective, weights):
     """The sum of the terms of ψ without their signs: those of Nash cancel where λ_i is near
     p_i/b_i.
     """
@@ -103,7 +96,7 @@ def penalty_size(objective: Objective, weights: np.ndarray) -> float:
     return float(np.abs(objective.levels(len(p))) @ weights + 1 + p @ np.abs(np.log(weights / p)))
 
 
-def last_digits(problem: Problem, found: Saddle) -> float:
+def last_digits(problem, found):
     """The most that the last digits of the weights change the gap: less cannot be asked for.
 
     A weight is known to a few ε of itself. By w² that moves v, and the gap by ½⟨δ, support''(v) δ⟩
@@ -114,7 +107,7 @@ def last_digits(problem: Problem, found: Saddle) -> float:
     return max(above - below for above, below in map(problem.bounds, other))
 
 
-def couplings(random: np.random.Generator, r: int, n: int, wide: float) -> dict[str, np.ndarray]:
+def couplings(random, r, n, wide):
     normal = random.normal(size=(r, n))
     return {
         "any": normal,
@@ -127,7 +120,7 @@ def couplings(random: np.random.Generator, r: int, n: int, wide: float) -> dict[
     }
 
 
-def diagonals(random: np.random.Generator, n: int, wide: float) -> dict[str, np.ndarray | None]:
+def diagonals(random, n, wide):
     some = random.uniform(0.1, 2.0, n)
     return {
         "no": None,
@@ -141,7 +134,7 @@ def diagonals(random: np.random.Generator, n: int, wide: float) -> dict[str, np.
 
 
 @st.composite
-def problems(draw: st.DrawFn, kind: str, clients: int = 8, wide: float = 1.5) -> Problem:
+def problems(draw, kind, clients=8, wide=1.5):
     """Any number of clients, with ties, zeros, weights on the boundary and couplings of every
     kind.
     """
@@ -176,7 +169,7 @@ def problems(draw: st.DrawFn, kind: str, clients: int = 8, wide: float = 1.5) ->
     )
 
 
-def assert_proven(problem: Problem, found: Saddle) -> float:
+def assert_proven(problem, found):
     """Nothing but finite numbers, weights in Λ, and a gap that is what both sides say; the size of
     its terms.
     """
@@ -194,24 +187,24 @@ def assert_proven(problem: Problem, found: Saddle) -> float:
     return size
 
 
-def assert_solved(problem: Problem, found: Saddle) -> None:
+def assert_solved(problem, found):
     size = assert_proven(problem, found)
     if found.gap > max(problem.tol, 1e-12 * size) + TINY:
         assert not problem.objective.simplex
         assert found.gap <= last_digits(problem, found)
 
 
-# ------------------------------------------------------------------ any problem
+# --- any problem
 
 
 @every_kind
 @pytest.mark.parametrize(
     ("examples", "clients"), [(8, 8), pytest.param(1500, 30, marks=pytest.mark.long)]
 )
-def test_the_proof_is_honest_and_good_enough(kind: str, examples: int, clients: int) -> None:
+def test_the_proof_is_honest_and_good_enough(kind, examples, clients):
     @given(data=st.data())
     @settings(deadline=None, max_examples=examples)
-    def search(data: st.DataObject) -> None:
+    def search(data):
         problem = data.draw(problems(kind, clients))
         assert_solved(problem, problem.solve())
         wild = data.draw(problems(kind, clients, wide=6.0))
@@ -220,43 +213,7 @@ def test_the_proof_is_honest_and_good_enough(kind: str, examples: int, clients: 
     search()
 
 
-# ------------------------------------------------------------------ other ways to the same number
-
-
-@every_kind
-@given(data=st.data())
-@settings(deadline=None, max_examples=4, derandomize=True)
-def test_the_value_is_that_of_an_interior_point_solver(kind: str, data: st.DataObject) -> None:
-    problem = data.draw(problems(kind, clients=6, wide=0.5))
-    objective = problem.objective
-    a = problem.a
-    if kind == "QFair":  # an exponent that a cone expresses exactly
-        objective = sp.QFair(data.draw(st.sampled_from([0.5, 1.0, 2.0])), objective.prior)
-    level = float(a.mean()) if objective.simplex else 0.0
-    found = solve_saddle(objective, a - level, problem.F, problem.start, 1e-9, problem.diagonal)
-    lam, psi, members = model(objective, len(a))
-    concave = (a - level) @ lam - psi - 0.5 * cp.sum_squares(problem.coupling @ lam - problem.shift)
-    assert found.value == pytest.approx(
-        by_clarabel(cp.Problem(cp.Maximize(concave), members)), rel=1e-6, abs=1e-6
-    )
-
-
-@every_kind
-def test_without_coupling_it_is_the_support_function(kind: str) -> None:
-    losses = np.array([0.3, 1.2, 0.7, 0.9])
-    objective = build(kind, 0.5, losses, np.array([0.1, 0.2, 0.3, 0.4]))
-    for F, w in (
-        (np.empty((0, 4)), None),
-        (np.zeros((3, 4)), None),
-        (np.empty((0, 4)), np.zeros(4)),
-    ):
-        found = solve_saddle(objective, losses, F, objective.start(losses), 1e-12, w)
-        assert found.value == pytest.approx(objective.support(losses), rel=1e-12)
-        np.testing.assert_allclose(found.weights, objective.maximizer(losses), atol=1e-6)
-        assert found.iterations == 0
-
-
-# ------------------------------------------------------------------ extremes
+# --- extremes
 
 LOSSES = np.array([0.3, 1.2, 0.7, 0.7, 0.0])
 COUPLING = np.random.default_rng(5).normal(size=(3, 5))
@@ -288,7 +245,7 @@ EXTREMES = {
 }
 
 
-def extreme(kind: str, name: str) -> Problem:
+def extreme(kind, name):
     case = {
         "a": LOSSES,
         "diagonal": None,
@@ -307,7 +264,7 @@ def extreme(kind: str, name: str) -> Problem:
 @pytest.mark.sample(70)
 @every_kind
 @pytest.mark.parametrize("name", EXTREMES)
-def test_extremes_are_solved(kind: str, name: str) -> None:
+def test_extremes_are_solved(kind, name):
     if kind == "QFair" and name == "large losses":
         pytest.skip("its weights are powers of losses")
     problem = extreme(kind, name)
@@ -317,7 +274,7 @@ def test_extremes_are_solved(kind: str, name: str) -> None:
 @every_kind
 @pytest.mark.parametrize("size", [1e60, 1e160, 1e300])
 @pytest.mark.parametrize("where", ["a", "F", "diagonal"])
-def test_what_overflows_is_no_error_and_no_proof(kind: str, size: float, where: str) -> None:
+def test_what_overflows_is_no_error_and_no_proof(kind, size, where):
     case = {"a": LOSSES, "F": COUPLING, "diagonal": np.ones(5)}
     objective = build(kind, 0.5, LOSSES, None)
     start = objective.start(LOSSES)
@@ -331,24 +288,24 @@ def test_what_overflows_is_no_error_and_no_proof(kind: str, size: float, where: 
 
 
 @pytest.mark.parametrize("gain", [1e-2, 1e-6, 1e-10])
-def test_nash_with_losses_close_to_the_level(gain: float) -> None:
+def test_nash_with_losses_close_to_the_level(gain):
     problem = Problem(
         sp.Nash(LOSSES + gain), LOSSES, COUPLING, np.full(5, 0.2), np.full(5, 0.1), 1e-10
     )
     assert_solved(problem, problem.solve())
 
 
-def test_nash_needs_the_coupling_where_losses_are_above_the_level() -> None:
+def test_nash_needs_the_coupling_where_losses_are_above_the_level():
     """support(a) is infinite; support(a + Eᵀz) is not."""
     problem = Problem(sp.Nash(LOSSES.max() - 0.1), LOSSES, np.eye(5), np.ones(5), None, 1e-10)
     assert problem.objective.support(LOSSES) == np.inf
     assert_solved(problem, problem.solve())
 
 
-# ------------------------------------------------------------------ what it costs
+# --- what it costs
 
 
-def typical(kind: str, n: int, r: int, seed: int) -> Problem:
+def typical(kind, n, r, seed):
     random = np.random.default_rng(seed)
     a = random.exponential(size=n)
     F = random.normal(size=(r, n)) * 10.0 ** random.uniform(-1, 0.5, (r, 1))
@@ -357,7 +314,7 @@ def typical(kind: str, n: int, r: int, seed: int) -> Problem:
 
 
 @every_kind
-def test_it_takes_few_newton_steps(kind: str) -> None:
+def test_it_takes_few_newton_steps(kind):
     steps = []
     for seed in range(6):
         problem = typical(kind, 50, 20, seed)
@@ -372,7 +329,7 @@ def test_it_takes_few_newton_steps(kind: str) -> None:
 
 
 @every_kind
-def test_no_matrix_of_all_pairs_of_clients_is_formed(kind: str) -> None:
+def test_no_matrix_of_all_pairs_of_clients_is_formed(kind):
     problem = typical(kind, 1000, 5, 0)
     tracemalloc.start()
     found = problem.solve()
@@ -382,12 +339,10 @@ def test_no_matrix_of_all_pairs_of_clients_is_formed(kind: str) -> None:
     assert peak < 8 * 1000**2 / 4
 
 
-# -------------------------------------------------- the model of the subspace saddle method
+# --- the model of the subspace saddle method
 
 
-def subspace_model(
-    kind: str, n: int, k: int, seed: int, w: np.ndarray | None = None
-) -> SubspaceModel:
+def subspace_model(kind, n, k, seed, w=None):
     random = np.random.default_rng(seed)
     losses = random.exponential(size=n)
     slopes = random.normal(size=(n, k))
@@ -398,21 +353,21 @@ def subspace_model(
     return SubspaceModel(objective, losses, slopes, root @ root.T, weights, w)
 
 
-def height(m: SubspaceModel, alpha: np.ndarray, weights: np.ndarray, damping: float) -> float:
+def height(m, alpha, weights, damping):
     """m(α, l), from its definition."""
     bend = 0.5 * (1 + damping) * alpha @ m.curvature @ alpha
     held = 0.5 * np.sum(m.w**2 * (weights - m.weights) ** 2)
     return float(weights @ (m.losses + m.slopes @ alpha) + bend - m.objective.value(weights) - held)
 
 
-def answer(m: SubspaceModel, weights: np.ndarray, damping: float) -> np.ndarray:
+def answer(m, weights, damping):
     """argmin_α m(α, l)."""
     return -np.linalg.solve((1 + damping) * m.curvature, m.slopes.T @ weights)
 
 
 @every_kind
 @pytest.mark.parametrize("seed", range(4))
-def test_the_models_players_have_nothing_to_gain(kind: str, seed: int) -> None:
+def test_the_models_players_have_nothing_to_gain(kind, seed):
     m = subspace_model(kind, 8, 3, seed)
     random = np.random.default_rng(seed)
     damping = 0.25
@@ -427,7 +382,7 @@ def test_the_models_players_have_nothing_to_gain(kind: str, seed: int) -> None:
 
 
 @every_kind
-def test_the_merit_lies_between_staying_and_moving_freely(kind: str) -> None:
+def test_the_merit_lies_between_staying_and_moving_freely(kind):
     """⟨L, λ⟩ − ψ(λ) ≤ F_w(L) ≤ support(L), with equality for w = ∞ and w = 0."""
     m = subspace_model(kind, 6, 2, 0)
     losses = m.losses + 0.01 * np.arange(6)
@@ -442,7 +397,7 @@ def test_the_merit_lies_between_staying_and_moving_freely(kind: str) -> None:
     assert held == pytest.approx(stay, abs=1e-5)
 
 
-def test_a_model_with_flat_directions_is_solved() -> None:
+def test_a_model_with_flat_directions_is_solved():
     """Curvature of rank one, and none at all."""
     m = subspace_model("ChiSquare", 5, 3, 0)
     flat = SubspaceModel(
@@ -458,7 +413,7 @@ def test_a_model_with_flat_directions_is_solved() -> None:
     assert none.solve(0.0, 1e-12).value == pytest.approx(none.merit(m.losses, 1e-12), rel=1e-12)
 
 
-# ------------------------------------------------------------------ the basis
+# --- the basis
 
 
 @given(
@@ -469,9 +424,7 @@ def test_a_model_with_flat_directions_is_solved() -> None:
     st.sampled_from([0, 1, 2, 3]),
 )
 @settings(deadline=None, max_examples=60)
-def test_the_basis_is_orthonormal_and_spans_the_first_columns(
-    d: int, count: int, most: int, seed: int, rank: int
-):
+def test_the_basis_is_orthonormal_and_spans_the_first_columns(d, count, most, seed, rank):
     random = np.random.default_rng(seed)
     columns = list(
         torch.from_numpy(random.normal(size=(count, d)) * 10.0 ** random.uniform(-8, 8, (count, 1)))
@@ -508,19 +461,8 @@ def test_the_basis_is_orthonormal_and_spans_the_first_columns(
             )
 
 
-def test_the_basis_leaves_out_what_adds_nothing() -> None:
-    one, two = torch.eye(4, dtype=torch.float64)[:2]
-    metric = torch.full((4,), 4.0, dtype=torch.float64)
-    columns = [0 * one, one, one + 1e-9 * two, -3 * one, two, one - two]
-    V = orthonormal(columns, metric, 4)
-    np.testing.assert_allclose(V, torch.stack([one, two], 1) / 2, atol=1e-7)
-    assert orthonormal(columns, metric, 1).shape == (4, 1)
-    assert orthonormal([0 * one], metric, 3).shape == (4, 0)
-    assert orthonormal([], metric, 3).shape == (4, 0)
-
-
 @pytest.mark.parametrize("d", [2499, 2500, 2503, 7600])
-def test_the_basis_of_long_columns(d: int) -> None:
+def test_the_basis_of_long_columns(d):
     """Taken together in blocks, of which the last may be shorter than there are columns."""
     random = np.random.default_rng(d)
     free = torch.from_numpy(random.normal(size=(6, d)))
@@ -535,7 +477,7 @@ def test_the_basis_of_long_columns(d: int) -> None:
     assert orthonormal([nothing], metric, 2).shape == (d, 0)
 
 
-def test_a_capped_step_whose_level_is_far_from_the_quantile() -> None:
+def test_a_capped_step_whose_level_is_far_from_the_quantile():
     """Held clients keep weight that the quantile counts on, so that ν lies at a larger loss: steps
     1e30 apart.
     """

@@ -2,8 +2,6 @@
 it false.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 
@@ -51,7 +49,7 @@ def random_point(cohort, objective, random):
     return x, objective.maximizer(random.standard_normal(len(cohort.names)))
 
 
-# ------------------------------------------------------------------ lemmas
+# --- lemmas
 
 
 @pytest.mark.parametrize("objective", FLAT + BENT, ids=str)
@@ -88,94 +86,7 @@ def test_theorem_1_a_subspace_that_sees_everything_promises_a_share_of_the_exces
         assert promise >= 0.3 / ((1 + damping) * smooth + damping) * (value - best) - 1e-8
 
 
-@pytest.mark.parametrize("objective", BENT, ids=str)
-def test_theorem_2_two_promises_bound_the_excess(objective):
-    """One merit F: F falls by ε/10, c follows ∇F, and F(x⁺) − F* ≤ (ℓ + γ)/μ ε⁺ + 4(γ/μ)² ε."""
-    mu = 0.3
-    n = 20
-    cohort, X = chebyshev(N=n, l2=mu)
-    best = optimum(cohort, objective)
-    smooth = 2 * (X**2).sum(1).max() + mu
-    rho = objective.strong_convexity(n)
-    method = sp.SubspaceSaddle(objective, memory=3)
-    state = method.init(cohort)
-    state = replace(state, centre=state.weights)  # held from the start, with ω = 0
-    rounds = []
-    for _ in range(14):
-        C = np.array([state.at.sum(row).numpy() for row in np.eye(n)])
-        damping = state.damping
-        value = objective.support(state.losses)
-        gradient = objective.maximizer(state.losses) @ C
-        coupling = np.linalg.norm(C - C.mean(0), 2)
-        error = np.linalg.norm(state.direction.numpy() - gradient)
-        state = method.round(cohort, state)
-        if state.accepted:
-            rounds.append(
-                (
-                    value - best,
-                    state.promise,
-                    coupling**2 / rho,
-                    error,
-                    (1 + damping) * smooth + damping,
-                )
-            )
-    for (above, e, g, _, _), (above_next, e_next, g_next, error, bend) in pairwise(rounds):
-        gamma = max(g, g_next)
-        assert above_next <= above - 0.1 * e + 1e-9
-        assert error**2 <= 8 * gamma**2 / mu * e + 1e-12
-        assert above_next <= (bend + gamma) / mu * e_next + 4 * (gamma / mu) ** 2 * e + 1e-9
-    assert rounds[-1][0] < 0.01 * rounds[0][0]
-
-
-def test_a_round_in_all_of_space_is_a_newton_step_for_the_optimality_conditions():
-    """V = R^d, δ = 0, ψ bends: min(μ, ρ) ‖z⁺ − z*‖ ≤ ‖R‖, z = (x, λ), for the remainder R of
-    second order at z*.
-    """
-    mu = 0.3
-    objective = sp.ChiSquare(rho=0.05)
-    cohort, X = chebyshev(l2=mu)
-    H = 2 * X[:, :, None] * X[:, None, :] + mu * np.eye(12)
-    modulus = min(mu, objective.strong_convexity(20))
-    x = cohort.start()
-    weights = objective.weights(20)
-    best = sp.train(sp.SubspaceSaddle(objective, memory=60), cohort, rounds=100, tol=1e-13)
-    for _ in range(6):
-        step = model_at(cohort, objective, x, weights, np.eye(12)).solve(0.0, 1e-14)
-        p = best.x - x.numpy()
-        far = best.weights - weights
-        bent = 0.5 * np.einsum("j,ijk,k->i", p, H, p)
-        rest = np.hypot(
-            np.linalg.norm(np.einsum("i,ijk,k->j", far, H, p)), np.linalg.norm(bent - bent.mean())
-        )
-        x = x + x.new_tensor(step.z)
-        weights = step.weights
-        error = np.hypot(np.linalg.norm(x.numpy() - best.x), np.linalg.norm(weights - best.weights))
-        assert modulus * error <= rest + 1e-6
-    assert error < 1e-5
-
-
-# -------------------------------------------------- counter-examples, and the safeguard
-
-
-@pytest.mark.parametrize("n", [2, 3, 6])
-def test_weights_can_cycle_for_ever_where_psi_is_flat_and_nothing_holds_them(n):
-    """V = the n − 1 newest c, w = 0: x stays at 0, c goes round the axes, F(0) − F* = 1/(2n)."""
-    B = 1 / n + 1.5 * (np.eye(n) - 1 / n)  # f_i = ½‖x‖² + ⟨b_i, x⟩: the optimum is −1/n, by λ = 1/n
-    weights = 1 / (3 * n) + 2 / 3 * np.eye(n)
-    axes = np.eye(n)
-    for r in range(3 * n):
-        V = np.array([axes[(r - j) % n] for j in range(n - 1)]).T
-        assert np.allclose(weights[r % n] @ B, axes[r % n])  # c, which is in V
-        model = SubspaceModel(
-            sp.Agnostic(), np.zeros(n), B @ V, np.eye(n - 1), weights[r % n], np.zeros(n)
-        )
-        step = model.solve(0.0, 1e-13)
-        assert np.abs(step.z).max() < 1e-6
-        assert np.abs(step.weights - weights[(r + 1) % n]).max() < 1e-5
-    whole = SubspaceModel(sp.Agnostic(), np.zeros(n), B, np.eye(n), weights[0], np.zeros(n)).solve(
-        0.0, 1e-13
-    )
-    assert whole.value == pytest.approx(-1 / (2 * n))
+# --- counter-examples, and the safeguard
 
 
 @pytest.mark.sample(1)
@@ -222,25 +133,7 @@ def test_lemma_1_few_trials_in_a_row_are_rejected():
     assert 0 < max(runs) <= 7 + 1.5 * np.log2(cohort.constants().smoothness.max() / 1e-3)
 
 
-def test_one_mixture_of_squared_losses_ends_within_d_rounds():
-    """c is orthogonal to every earlier c, so that at most d of them are nonzero."""
-    cohort, _ = chebyshev(N=6, d=9)
-    method = sp.SubspaceSaddle(sp.Average(), memory=8)  # never all of R^d at once
-    directions = []
-    result = sp.train(
-        method,
-        cohort,
-        rounds=9,
-        tol=1e-10,
-        callbacks=[lambda now: bool(directions.append(now.state.direction.numpy()))],
-    )
-    assert result.status is sp.Status.CONVERGED
-    assert len(directions) > 2
-    for one, other in pairwise(directions[:4]):
-        assert abs(one @ other) < 1e-7 * np.linalg.norm(one) * np.linalg.norm(directions[0])
-
-
-# ------------------------------------------------------------------ Hessians: single, and their sum
+# --- Hessians: single, and their sum
 
 
 def logistic_clients(mu):

@@ -2,8 +2,6 @@
 clients keep.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,8 +10,7 @@ import torch
 
 import scaffpd as sp
 from naive import Client, relative, unequal_clients
-from scaffpd.errors import InputError
-from scaffpd.federation import Federation, LocalPlan, Memory
+from scaffpd.federation import LocalPlan
 from scaffpd.federation.border import QUESTIONS
 from scaffpd.federation.questions import Question, Scores
 from scaffpd.models.draws import Draws
@@ -28,18 +25,6 @@ def problem(loss, dtype=torch.float64):
     model = sp.Linear(loss, l2=0.05, classes=3 if loss == "softmax" else None)
     clients = [Client(X, y, loss, 0.05, outputs) for X, y in data.values()]
     return sp.Cohort(data, model, dtype=dtype), clients
-
-
-def network(n=4):
-    random = np.random.default_rng(0)
-    torch.manual_seed(0)
-    net = torch.nn.Sequential(
-        torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2)
-    ).double()
-    data = [
-        (random.standard_normal((5 + 3 * i, 3)), random.integers(0, 2, 5 + 3 * i)) for i in range(n)
-    ]
-    return sp.Cohort(data, sp.Module(net, l2=0.01))
 
 
 def point(cohort, seed=1):
@@ -59,12 +44,6 @@ def rows(key, name, m, size, steps):
     return [
         np.minimum((draws.uniform(size)[0].numpy() * m).astype(int), m - 1) for _ in range(steps)
     ]
-
-
-def test_a_cohort_offers_the_whole_waist():
-    cohort, _ = problem("squared")
-    assert isinstance(cohort, Federation)
-    assert isinstance(cohort.memory(), Memory)
 
 
 @pytest.mark.parametrize("batch_size", [None, 3])
@@ -131,39 +110,6 @@ def test_local_steps_match_a_naive_loop(loss, kind, batch_size, prox):
         assert relative(updates.sum(alone(8, i)), x.numpy() - u) < 1e-10, name
 
 
-@pytest.mark.parametrize("batch_size", [None, 3])
-@pytest.mark.parametrize("make", [*LOSSES, "network"])
-def test_a_snapshot_is_the_same_path_cut_short(make, batch_size):
-    cohort = network() if make == "network" else problem(make)[0]
-    x = point(cohort)
-    w = np.random.default_rng(0).random(len(cohort.names))
-    plan = LocalPlan(9, 0.01, batch_size=batch_size, key=(3,), snapshot=4)
-    updates = cohort.local_updates(x, None, None, plan)
-    short = cohort.local_updates(x, None, None, LocalPlan(4, 0.01, batch_size=batch_size, key=(3,)))
-    assert torch.equal(updates.snapshot(w), short.sum(w))
-    assert not torch.allclose(updates.sum(w), short.sum(w))
-    with pytest.raises(InputError, match="no vectors 'snapshot'"):
-        short.snapshot(w)
-
-
-def test_a_network_answers_for_some_clients_too():
-    cohort = network()
-    x = cohort.start()
-    some = [2, 0]
-    n = 4
-    for batch_size in (None, 4):
-        everybody = cohort.gradients(x, batch_size, (1,))
-        for losses in (
-            cohort.gradients(x, batch_size, (1,), some).losses,
-            cohort.losses(x, batch_size, (1,), some),
-        ):
-            np.testing.assert_allclose(losses[some], everybody.losses[some], rtol=1e-12)
-        plan = LocalPlan(3, 0.1, batch_size=batch_size, prox=0.2)
-        a, b = (cohort.local_updates(x, None, None, plan, clients) for clients in (None, some))
-        for i in some:
-            assert relative(b.sum(alone(n, i)), a.sum(alone(n, i))) < 1e-12
-
-
 def test_memory_is_a_value():
     cohort, _ = problem("logistic")
     zero = cohort.memory()
@@ -176,23 +122,6 @@ def test_memory_is_a_value():
     for i in range(8):
         expected = one.sum(alone(8, i)) + (at.sum(alone(8, i)) if i in SOME else 0)
         assert torch.allclose(kept.sum(alone(8, i)), expected, atol=1e-14)
-
-
-def test_nobody_speaks_for_clients_that_were_not_asked():
-    cohort, _ = problem("squared")
-    x = point(cohort)
-    for answers in (
-        cohort.gradients(x, clients=SOME),
-        cohort.local_updates(x, None, None, LocalPlan(2), SOME),
-    ):
-        with pytest.raises(InputError, match="zero for clients that were not asked"):
-            answers.sum(np.ones(8))
-    for wrong in ([], [0, 0], [8], [-1]):
-        with pytest.raises(InputError, match="distinct numbers from 0 to 7"):
-            cohort.losses(x, clients=wrong)
-    at = cohort.gradients(x, clients=[0, 1])
-    with pytest.raises(InputError, match="gradients of these clients"):
-        cohort.local_updates(x, at, x, LocalPlan(1), [1, 2])
 
 
 def test_traffic_of_questions_to_some_clients():

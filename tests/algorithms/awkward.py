@@ -1,7 +1,5 @@
 """Regression problems with something odd about them."""
 
-from __future__ import annotations
-
 from scaffpd.data import synthetic
 
 AWKWARD = {

@@ -8,15 +8,13 @@ The papers have λ on the simplex. Elsewhere (q-fair objectives) the package let
 Σ λ_i g_i / Σ λ_i in AFL, DRFA, descent-ascent and extragradient.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from scipy.special import logsumexp
 
-# ------------------------------------------------------------------ dual steps
+# --- dual steps
 
 
 def agnostic_prox(s, centre, sigma):
@@ -61,7 +59,7 @@ def mixture(weights):
     return weights / weights.sum()
 
 
-# ------------------------------------------------------------------ what clients do
+# --- what clients do
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,7 @@ class Setting:
 
 
 def loss_of(client, x, rows=None):
-    """`Client.loss_at` without its loop over samples (a test holds the two against each other)."""
+    """`Client.loss_at` without its loop over samples."""
     A, y = (client.A, client.y) if rows is None else (client.A[rows], client.y[rows])
     Z = A @ x.reshape(-1, client.k)
     if client.loss == "squared":
@@ -136,7 +134,7 @@ def gradients_at(clients, x):
     return [f.fast_gradient(x) for f in clients.values()]
 
 
-# ------------------------------------------------------------------ averages
+# --- averages
 
 
 def fed_avg(s, mu=0.0):
@@ -215,7 +213,7 @@ def prox_skip(s, counts, expected):
         yield points[next(iter(s.clients))], None
 
 
-# ------------------------------------------------------------------ fair methods
+# --- fair methods
 
 
 def afl(s):
@@ -303,7 +301,7 @@ def delta_fl(s, tail):
         yield x, None
 
 
-# ------------------------------------------------------------------ saddle points
+# --- saddle points
 
 
 def descent_ascent(s):
@@ -343,21 +341,5 @@ def scaff_pd(s, tau, theta):
             end = s.descend(r, name, x, shift=c - c_i)[-1]
             move = move + weight * (x - end) / (s.rate * s.steps)
         x = x - tau * move
-        before = losses
-        yield x, weights
-
-
-def accelerated_primal_dual(s, tau, theta):
-    """Hamedani and Aybat 2021, Algorithm 2.1 with constant steps; x_{−1} = x_0.
-
-    λ_{k+1} = prox_σ((1 + θ) L(x_k) − θ L(x_{k−1}), λ_k);  x_{k+1} = x_k − τ ∇_x Φ(x_k, λ_{k+1})
-    """
-    x = s.x0
-    weights = s.first
-    before = losses_at(s.clients, x)
-    for _ in range(s.rounds):
-        losses = losses_at(s.clients, x)
-        weights = s.prox((1 + theta) * losses - theta * before, weights, s.dual_rate)
-        x = x - tau * (weights @ gradients_at(s.clients, x))
         before = losses
         yield x, weights

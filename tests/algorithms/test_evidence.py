@@ -1,8 +1,5 @@
-"""Strengths by evidence: against a dense Hessian, a mixed model, and direct maximisation."""
+"""Strengths by evidence: against a dense Hessian, and direct maximisation."""
 
-from __future__ import annotations
-
-import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -92,38 +89,6 @@ def check_slopes(problem, found, clients, each, scale, k, e=1e-4):
             assert halves[which][j] == pytest.approx((sides[0] - sides[1]) / (2 * e), abs=1e-5)
 
 
-@pytest.mark.parametrize("sizes", [(30,) * 12, (4, 9, 12, 30, 7, 15, 25, 6)])
-def test_squared_loss_agrees_with_the_mixed_model_of_statsmodels(sizes):
-    """Restricted maximum likelihood with a flat prior on the fixed effects."""
-    clients = made("squared", sizes, np.array([0.8, 0.3, 0.5]), seed=len(sizes))
-    found = strengths(
-        bound("squared", clients),
-        ["a", "b", "intercept"],
-        "squared",
-        flat=("a", "b", "intercept"),
-        worth=-np.inf,
-        tol=1e-9,
-    )
-    tau, sigma2, fixed = mixed_model(clients)
-    np.testing.assert_allclose(found.tau, tau, rtol=2e-3, atol=2e-4)
-    assert found.sigma2 == pytest.approx(sigma2, rel=2e-3)
-    np.testing.assert_allclose(found.x, fixed, atol=2e-3)
-
-
-def mixed_model(clients):
-    from statsmodels.regression.mixed_linear_model import MixedLM, MixedLMParams
-
-    A = np.vstack([X for X, _ in with_ones(clients)])
-    y = np.concatenate([y[:, 0] for _, y in clients])
-    owner = np.repeat(np.arange(len(clients)), [len(X) for X, _ in clients])
-    d = A.shape[1]
-    free = MixedLMParams.from_components(np.ones(d), np.eye(d))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        fit = MixedLM(y, A, owner, exog_re=A).fit(reml=True, free=free, method=["bfgs", "powell"])
-    return np.diag(fit.cov_re), fit.scale, fit.fe_params
-
-
 def test_logistic_strengths_are_near_the_maximum_of_laplaces_evidence():
     """The fixed point leaves out how the curvature moves with τ; with 30 rows a client that costs
     little evidence.
@@ -159,23 +124,6 @@ def test_the_unit_of_a_column_does_not_matter(loss):
     k = len(plain.x) // 4
     assert torch.allclose(other.x.view(-1, k) * back, plain.x.view(-1, k), atol=1e-5)
     np.testing.assert_allclose(other.tau * back[:, 0].numpy() ** 2, plain.tau, rtol=1e-4)
-
-
-def test_sums_of_separate_clients_give_the_same():
-    """Four clients, asked one by one and added up, and their selection from a larger cohort."""
-    clients = made("logistic", (5, 30, 12, 40, 7), np.array([0.5, 0.1, 0.3]))
-    everyone = bound("logistic", clients)
-    apart = [bound("logistic", [rows]) for rows in clients]
-    problem, *single = (
-        Evidence(c, ["a", "b", "intercept"], "logistic") for c in (everyone, *apart)
-    )
-    prior = Prior(np.array([0.4, 0.2, 0.3]), np.array([1.0, 2.0, 1e5]), 1.0)
-    x = torch.tensor([[0.3], [-0.2], [0.1]], dtype=torch.float64)
-    together = problem.ask(prior, x, None)[1]
-    alone = [one.ask(prior, x, None)[1] for one in single]
-    for part in range(3):
-        want = sum(np.asarray(answer[part]) for answer in alone)
-        np.testing.assert_allclose(together[part], want, rtol=1e-12, atol=1e-12)
 
 
 def test_clients_that_do_not_differ_share_all_coefficients():
@@ -240,16 +188,6 @@ def test_refusals():
     labels = [(X, y.astype(int)) for X, y in clients]
     with refuses("evidence-not-linear"):
         strengths(Cohort(labels, network), ["a", "b", "intercept"], "softmax")
-
-
-def test_a_personal_model_answers_like_the_model_inside():
-    clients = made("logistic", (15, 26, 8), np.full(3, 0.4))
-    model = Linear("logistic", l2=0.1, intercept=True)
-    groups = ["a", "b", "intercept"]
-    inner, outer = (
-        strengths(Cohort(clients, m), groups, "logistic") for m in (model, Personal(model, 3.0))
-    )
-    np.testing.assert_array_equal(inner.tau, outer.tau)
 
 
 def test_a_cohort_settles_what_its_model_leaves_to_the_data():

@@ -1,8 +1,5 @@
 """`fair`: which method is chosen, that it is run as if it had been named, and what is refused."""
 
-from __future__ import annotations
-
-import pickle
 import sys
 
 import numpy as np
@@ -82,13 +79,6 @@ def test_a_checkpoint_of_another_method_is_refused(tmp_path):
     for other in (sp.SubspaceSaddle(CHI), sp.fair(CHI, batch_size=4), sp.fair(sp.Average())):
         with pytest.raises(sp.InputError, match="belongs to another algorithm"):
             sp.train(other, cohort(), rounds=4, checkpoint=tmp_path / "run")
-
-
-def test_it_is_a_plain_value():
-    method = sp.fair(CHI, local_steps=7)
-    again = pickle.loads(pickle.dumps(method))
-    assert repr(again) == repr(method) == repr(Fair(CHI, local_steps=7))
-    assert method.releases(9) == sp.ScaffPD(CHI, 7).releases(9)
 
 
 @pytest.mark.parametrize(

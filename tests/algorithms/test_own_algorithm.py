@@ -1,8 +1,4 @@
-"""An algorithm in one file of its own, outside the package: trained, compared, deployed and run by
-commands.
-"""
-
-from __future__ import annotations
+"""An algorithm in a file outside the package: trained, deployed and run by commands."""
 
 import importlib
 import sys
@@ -83,14 +79,6 @@ def test_it_trains_and_proves(own):
     ).releases(7)
     assert kind_of(own.READY) == ALGORITHM
     assert kind_of(sp.FedAvg()) == "FedAvg"
-
-
-def test_it_is_compared(own):
-    problem = sp.Problem(sp.data.heart_disease(test_fraction=0.3), sp.Linear("logistic", l2=0.1))
-    found = sp.compare(
-        {"own": own.READY, "FedAvg": sp.FedAvg()}, problem, rounds=2, tune=2, processes=1
-    )
-    assert {line.method for line in found.table} == {"own", "FedAvg"}
 
 
 def test_it_is_deployed_where_operators_agree(own, tmp_path):

@@ -1,7 +1,5 @@
 """Scaff-PD converges as the paper says, with minibatches too; test_zoo.py has its pseudo-code."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

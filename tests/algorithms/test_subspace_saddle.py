@@ -2,15 +2,12 @@
 interior-point solver.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 from awkward import AWKWARD
 
 import scaffpd as sp
-from cases.reference import reference_optimum
 from naive import Client, relative, unequal_clients
 from scaffpd.errors import InputError
 from scaffpd.federation import ProximalPlan
@@ -39,7 +36,7 @@ def point(cohort, seed=1):
     return torch.from_numpy(np.random.default_rng(seed).standard_normal(cohort.dimension))
 
 
-# ------------------------------------------------------------------ what the method asks
+# --- what the method asks
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -73,50 +70,7 @@ def test_local_models_are_solved(loss):
         assert relative(updates.sum(np.eye(8)[i]), expected) < 1e-10
 
 
-# ------------------------------------------------------------------ what it finds
-
-
-@pytest.mark.cover(1)
-@pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
-@pytest.mark.parametrize("loss", ["squared", "logistic"])
-def test_it_reaches_the_optimum_of_another_solver(loss, objective):
-    silos = sp.data.breast_cancer(clients=5, alpha=0.5)
-    clients = sp.data.synthetic(sigma=0.5) if loss == "squared" else silos.train
-    l2 = 0.1 if loss == "squared" else 0.01
-    cohort = sp.Cohort(clients, sp.Linear(loss, l2=l2))
-    best = reference_optimum(clients, loss, l2, objective)
-    result = sp.train(sp.SubspaceSaddle(objective), cohort, rounds=60, tol=1e-9)
-    assert result.status is sp.Status.CONVERGED
-    value = objective.support(cohort.evaluate(result.x).loss)
-    assert -1e-8 <= value - best.value <= 2e-9 + 1e-8 * abs(best.value)
-    certificates = result.history["certificate"]
-    losses = result.history.losses
-    for row in range(len(certificates)):  # no certificate is below the true excess
-        assert objective.support(losses[row]) - best.value <= certificates[row] + 1e-8
-
-
-def test_a_resumed_run_is_the_run(tmp_path):
-    """From the first round, the last, and around a rejected trial."""
-    method = sp.SubspaceSaddle(sp.CVaR(alpha=0.4), memory=5)
-    cohort = problem("logistic")[0]
-    accepted = []
-    x0 = 30 * point(cohort)
-    whole = sp.train(
-        method,
-        cohort,
-        rounds=9,
-        x0=x0,
-        callbacks=[lambda moment: accepted.append(moment.state.accepted) or False],
-    )
-    rejected = accepted.index(False) + 1
-    for stop in sorted({1, rejected, rejected + 1, 8} & set(range(1, 9))):
-        path = tmp_path / str(stop)
-        sp.train(method, problem("logistic")[0], rounds=stop, x0=x0, checkpoint=path)
-        rest = sp.train(method, problem("logistic")[0], rounds=9, checkpoint=path)
-        assert np.array_equal(rest.x, whole.x)
-        assert np.array_equal(rest.weights, whole.weights)
-        for column in ("bytes_down", "bytes_up", "exchanges", "certificate"):
-            assert np.array_equal(rest.history[column], whole.history[column])
+# --- what it finds
 
 
 @pytest.mark.sample(24)
@@ -180,19 +134,6 @@ def test_columns_of_zeros_and_flat_losses():
     nothing = sp.Cohort([(0 * X, y) for X, y in clients], sp.Linear(l2=0.0))
     with pytest.raises(InputError, match="do not depend on the model"):
         sp.train(sp.SubspaceSaddle(sp.Average()), nothing, rounds=2)
-
-
-@pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
-def test_twelve_digits(objective):
-    """As far as float64 goes: proven, or stopped by the rounding that a proof must count."""
-    easy = sp.Cohort(sp.data.synthetic(), sp.Linear(l2=0.1))
-    result = sp.train(sp.SubspaceSaddle(objective), easy, rounds=20, tol=1e-12)
-    assert result.status in (sp.Status.CONVERGED, sp.Status.PRECISION)
-    assert result.certificate < 1e-11
-    harder = sp.Cohort(sp.data.synthetic(scaling=1.0), sp.Linear(l2=0.1))
-    result = sp.train(sp.SubspaceSaddle(objective), harder, rounds=40, tol=1e-12)
-    assert result.status in (sp.Status.CONVERGED, sp.Status.PRECISION)
-    assert result.certificate < 1e-10
 
 
 def test_weights_are_held_by_what_the_subspace_does_not_see():

@@ -1,21 +1,12 @@
-"""What the loops of test_zoo.py leave open: draws, what clients store, and reductions.
+"""What the loops of test_zoo.py leave open: draws, powers of no loss, and what clients store."""
 
-Every reduction of one method to another holds exactly, up to rounding.
-"""
-
-from __future__ import annotations
-
-import naive_zoo as naive
 import numpy as np
 import pytest
 import torch
-from zoo_cases import agree, case, compare, play
+from zoo_cases import agree, case, play
 
 import scaffpd as sp
-from cases.reference import reference_optimum
-from experiments.central import GradientDescentAscent
-from naive import relative, unequal_clients
-from scaffpd.data import synthetic
+from naive import unequal_clients
 
 ROUNDS = 6
 EXACT = 1e-12
@@ -69,17 +60,6 @@ def test_drfa_draws_by_lambda_with_replacement_and_asks_uniformly():
     assert np.abs(snapshots[1:] - 50).max() < 29  # uniform, the last step included: 5.8
 
 
-@pytest.mark.parametrize("weights", ["samples", "uniform"])
-def test_scaffold_c_stays_the_mean_of_all_c_i_when_clients_are_sampled(weights):
-    problem = case("logistic")
-    p = np.array(list(problem.weights(weights).values()))
-    method = sp.Scaffold(
-        local_steps=4, local_rate=problem.rate, clients_per_round=3, weights=weights
-    )
-    for state in play(method, problem, 12).states:
-        assert torch.allclose(state.variate, state.variates.sum(p), rtol=1e-9, atol=1e-12)
-
-
 @pytest.mark.parametrize("method", [sp.Scaffold(), sp.Scaffold(clients_per_round=3), sp.ProxSkip()])
 def test_what_clients_store_does_not_survive_into_another_run(method):
     """Nor does a later round change an earlier state."""
@@ -96,119 +76,3 @@ def test_what_clients_store_does_not_survive_into_another_run(method):
     assert float(getattr(states[0], stored).vectors.abs().max()) == 0
     assert float(getattr(states[2], stored).vectors.abs().max()) > 0
     assert torch.equal(method.round(problem.cohort, states[1]).x, states[2].x)
-
-
-# ------------------------------------------------------------------ reductions
-
-AS_FED_AVG = {
-    "FedOpt without momentum": lambda **common: sp.FedOpt(
-        optimizer="momentum", momentum=0.0, server_rate=1.0, **common
-    ),
-    "FedProx without pull": lambda **common: sp.FedProx(mu=0.0, **common),
-    "q-FFL with q = 0": lambda **common: sp.QFFL(q=0.0, **common),
-    "the whole tail": lambda **common: sp.DeltaFL(tail=1.0, **common),
-}
-
-
-@pytest.mark.parametrize("loss", ["squared", "softmax"])
-@pytest.mark.parametrize("name", AS_FED_AVG)
-@pytest.mark.parametrize(("batch_size", "chosen"), [(None, None), (3, 3)])
-def test_is_fed_avg(loss, name, batch_size, chosen):
-    problem = case(loss)
-    common = {"local_rate": problem.rate, "batch_size": batch_size, "clients_per_round": chosen}
-    run = play(AS_FED_AVG[name](local_steps=5, **common), problem, 3)
-    compare(run, naive.fed_avg(problem.setting(3, "samples", run=run)), EXACT)
-
-
-@pytest.mark.parametrize("method", [sp.AFL, sp.DRFA])
-def test_a_fair_method_on_one_mixture_is_fed_avg(method):
-    problem = case("softmax")
-    p = list(problem.weights("samples").values())
-    rates = {"local_rate": problem.rate, "local_steps": 4, "server_rate": 0.9}
-    run = play(method(sp.Average(prior=p), dual_rate=0.3, **rates), problem, 3)
-    agree(run.x, play(sp.FedAvg(**rates), problem, 3).x, EXACT)
-    agree(run.weights, [p] * 3, EXACT)
-
-
-ALONE = {
-    "FedAvg": sp.FedAvg,
-    "Scaffold": sp.Scaffold,
-    "AFL": lambda **common: sp.AFL(dual_rate=0.1, **common),
-    "DRFA": lambda **common: sp.DRFA(dual_rate=0.1, **common),
-    "Δ-FL": lambda **common: sp.DeltaFL(tail=0.3, **common),
-    "ProxSkip": sp.ProxSkip,
-}
-
-
-@pytest.mark.cover(2)
-@pytest.mark.parametrize("name", ALONE)
-@pytest.mark.parametrize("steps", [1, 4])
-@pytest.mark.parametrize("loss", ["squared", "logistic"])
-@pytest.mark.parametrize("clients", [1, 4])
-def test_equal_clients_make_gradient_steps(name, steps, loss, clients):
-    """A single client, or twins: control variates and weights have nothing to correct."""
-    rows = unequal_clients(loss)["many"]
-    problem = case(loss, {f"twin {i}": rows for i in range(clients)})
-    run = play(ALONE[name](local_steps=steps, local_rate=problem.rate), problem, 3)
-    x = problem.x0
-    for seen, call in zip(run.x, run.local, strict=True):
-        for _ in range(call.plan.steps):
-            x = x - problem.rate * problem.clients["twin 0"].fast_gradient(x)
-        assert relative(seen, x) < EXACT
-    agree(run.weights, [np.full(clients, 1 / clients)] * 3, EXACT)
-
-
-@pytest.mark.parametrize("weights", ["samples", "uniform"])
-def test_one_local_step_is_gradient_descent_on_the_average(weights):
-    """With all clients and one step, control variates cancel in the mean: Σ p_i (c − c_i) = 0."""
-    problem = case("softmax")
-    common = {"local_steps": 1, "local_rate": problem.rate, "weights": weights}
-    p = problem.weights(weights)
-    objective = sp.Average(prior=list(p.values()))
-    rates = {"server_rate": problem.rate, "dual_rate": 0.1}
-    expected = list(naive.fed_avg(problem.setting(3, weights, steps=1)))
-    fixed = sp.Fixed(problem.rate, 0.1, 1.0, 0.3 * problem.rate)
-    for method in (
-        *(kind(**common) for kind in (sp.FedAvg, sp.Scaffold, sp.ProxSkip)),
-        GradientDescentAscent(objective, **rates),
-        sp.ScaffPD(objective, local_steps=1, steps=fixed),
-    ):
-        agree(play(method, problem, 3).x, expected, 1e-11)
-    afl = play(sp.AFL(CHI, local_rate=problem.rate / 2, **rates | {"server_rate": 2.0}), problem, 3)
-    gda = play(GradientDescentAscent(CHI, **rates), problem, 3)
-    agree(afl.x, gda.x, EXACT)
-    agree(afl.weights, gda.weights, EXACT)
-
-
-CHI = sp.ChiSquare(0.3)
-
-
-@pytest.mark.parametrize("steps", [1, 5])
-def test_scaff_pd_on_the_average_is_scaffold_with_fresh_control_variates(steps):
-    """With Λ = {p}, x⁺ = x − τ Σ p_i Δu_i with τ = η_g η_ℓ J is x + η_g Σ p_i (y_i − x)."""
-    problem = case("logistic")
-    p = problem.weights("samples")
-    objective = sp.Average(prior=list(p.values()))
-    rule = sp.Fixed(tau=0.9 * problem.rate * steps, sigma=1.0, theta=1.0, local_rate=problem.rate)
-    run = play(sp.ScaffPD(objective, local_steps=steps, steps=rule), problem, 3)
-    setting = problem.setting(3, "samples", steps=steps, server_rate=0.9)
-    x = problem.x0
-    for seen in run.x:
-        own = {name: f.fast_gradient(x) for name, f in problem.clients.items()}
-        c = setting.mean(own)
-        ends = {k: setting.descend(0, k, x, shift=c - own[k])[-1] for k in own}
-        x = x + 0.9 * (setting.mean(ends) - x)
-        assert relative(seen, x) < 1e-11
-
-
-@pytest.mark.parametrize("q", [0.5, 2.0])
-def test_q_ffl_and_the_q_fair_objective_have_one_minimiser(q):
-    data = synthetic(d=5, sizes=(20, 40, 60, 30, 25), sigma=1.0)
-    problem = case("squared", {str(i): pair for i, pair in enumerate(data)}, l2=0.1)
-    p = list(problem.weights("samples").values())
-    optimum = reference_optimum(data, "squared", 0.1, sp.QFair(q, prior=p)).x
-    method = sp.QFFL(q=q, local_steps=1, local_rate=1.25 * problem.rate)
-    found = sp.train(method, problem.cohort, rounds=120, x0=problem.x0).x
-    assert relative(found, optimum) < 1e-5
-    plain = reference_optimum(data, "squared", 0.1, sp.Average(prior=p)).x
-    assert relative(plain, optimum) > 1e-2, "another point than that of the average"

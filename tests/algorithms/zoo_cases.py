@@ -1,7 +1,5 @@
 """Problems for the tests of the methods, and a proxy that notes what a method asks."""
 
-from __future__ import annotations
-
 import inspect
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Silos of one process around a board: threads that exchange posts, with hooks for lies."""
 
-from __future__ import annotations
-
 import threading
 from functools import lru_cache
 
@@ -133,7 +131,7 @@ def trained(
         own = cohorts[name].channel if name else None
         federation = replica(session, own, colluding, "test")
         chosen = method if meddle is None else meddle(name, method, federation)
-        result = sp.train(chosen, federation, rounds, tol, progress=False)
+        result = sp.train(chosen, federation, rounds, tol)
         session.confirm()
         return result
 

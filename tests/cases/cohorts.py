@@ -1,7 +1,5 @@
 """Cohorts that most tests need: random clients of any loss, a small network, the four hospitals."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -1,7 +1,5 @@
 """Command lines in this process: what they print, and why they are refused."""
 
-from __future__ import annotations
-
 import shlex
 
 import click

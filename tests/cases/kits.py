@@ -1,7 +1,5 @@
 """Startup kits as FLARE's provisioner makes them, in milliseconds, and what must not be in one."""
 
-from __future__ import annotations
-
 import functools
 import json
 import sys

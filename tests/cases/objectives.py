@@ -1,7 +1,5 @@
 """Whether λ ∈ Λ, from the table in the docstring of `scaffpd.objectives`."""
 
-from __future__ import annotations
-
 import numpy as np
 
 import scaffpd as sp

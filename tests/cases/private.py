@@ -1,7 +1,5 @@
 """Small clients for the tests of privacy, and a model that notes what its clients are asked."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import nn

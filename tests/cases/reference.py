@@ -7,21 +7,15 @@ all the data at once, in NumPy float64, and shares no code with the clients' mod
 1. proximal point in λ (Rockafellar, 1976): each step minimises the smooth function
    max_l ⟨f(x), l⟩ − ψ(l) − ‖l − λ‖²/(2σ) of x by a semismooth Newton method, with σ growing;
 2. Newton on the optimality conditions  g = 0  and  λ = prox_σ(f(x), λ), which for polyhedral Λ is
-an
-   active-set method and which reaches rounding level.
+   an active-set method and which reaches rounding level.
 
 Both solve the same linear system, of size N once x is eliminated.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.linalg import cho_factor, cho_solve
 
 try:
@@ -29,10 +23,7 @@ try:
 except ImportError:  # then the environment limits threads, or nothing does
     threadpool_limits = None
 
-from scaffpd.objectives.base import Objective
 
-Array = NDArray[np.float64]
-Link = Callable[[Array, Array], tuple[Array, Array, Array]]
 _EPS = float(np.finfo(np.float64).eps)
 
 
@@ -47,19 +38,19 @@ class Reference:
         gap: a proven bound on `value` minus the optimum, at least its rounding error.
     """
 
-    x: Array
-    weights: Array
+    x: np.ndarray
+    weights: np.ndarray
     value: float
     gap: float
 
 
 def reference_optimum(
-    clients: Sequence[tuple[Any, Any]],
-    loss: str,
-    l2: float,
-    objective: Objective,
-    intercept: bool = False,
-) -> Reference:
+    clients,
+    loss,
+    l2,
+    objective,
+    intercept=False,
+):
     """Solve the minimax problem to about 1e-14 of its value.
 
     Args:
@@ -75,7 +66,7 @@ def reference_optimum(
         return solve(ReferenceProblem(clients, loss, l2, intercept), objective)
 
 
-def solve(problem: ReferenceProblem, objective: Objective) -> Reference:
+def solve(problem, objective):
     """Take proximal steps with growing σ, each followed by an attempt to finish with Newton's
     method.
     """
@@ -93,17 +84,17 @@ def solve(problem: ReferenceProblem, objective: Objective) -> Reference:
     return Reference(best.x, best.weights, best.support, best.gap)
 
 
-# ------------------------------------------------------------------ the clients' losses
+# --- the clients' losses
 
 
-def _squared(Z: Array, Y: Array) -> tuple[Array, Array, Array]:
+def _squared(Z, Y):
     """Return per row ‖z − y‖², its slope 2(z − y) and its curvature 2I."""
     difference = Z - Y
     curvature = np.broadcast_to(2 * np.eye(Z.shape[1]), (*Z.shape, Z.shape[1]))
     return np.sum(difference**2, axis=1), 2 * difference, curvature
 
 
-def _logistic(Z: Array, Y: Array) -> tuple[Array, Array, Array]:
+def _logistic(Z, Y):
     """Return log(1 + e^{−sz}) per row, s = 2y − 1, its slope −s·p and curvature p(1 − p), p = 1/(1
     + e^{sz}).
     """
@@ -114,7 +105,7 @@ def _logistic(Z: Array, Y: Array) -> tuple[Array, Array, Array]:
     return value[:, 0], -sign * wrong, (wrong * right)[:, :, None]
 
 
-def _softmax(Z: Array, Y: Array) -> tuple[Array, Array, Array]:
+def _softmax(Z, Y):
     """Return per row log Σ e^{z_k} − z_y, its slope p − e_y and its curvature diag(p) − ppᵀ; Y is
     one-hot.
     """
@@ -124,7 +115,7 @@ def _softmax(Z: Array, Y: Array) -> tuple[Array, Array, Array]:
     return value, p - Y, p[:, :, None] * (np.eye(Z.shape[1]) - p[:, None, :])
 
 
-_LINKS: dict[str, Link] = {"squared": _squared, "logistic": _logistic, "softmax": _softmax}
+_LINKS = {"squared": _squared, "logistic": _logistic, "softmax": _softmax}
 
 
 class ReferenceProblem:
@@ -132,9 +123,7 @@ class ReferenceProblem:
     (d, k).
     """
 
-    def __init__(
-        self, clients: Sequence[tuple[Any, Any]], loss: str, l2: float, intercept: bool
-    ) -> None:
+    def __init__(self, clients, loss, l2, intercept):
         self.link = _LINKS[loss]
         self.l2 = l2
         X = [np.asarray(X, dtype=np.float64) for X, _ in clients]
@@ -150,19 +139,19 @@ class ReferenceProblem:
         # gradients at zero: the scale of rounding errors if all gradients vanish together
         self.sizes = np.linalg.norm(self.gradients(np.zeros(self.dimension)), axis=1)
 
-    def losses(self, x: Array) -> Array:
+    def losses(self, x):
         """Return f_i(x)."""
         value, _, _ = self.link(self.A @ x.reshape(self.shape), self.Y)
         return np.array([value[part].mean() for part in self.parts]) + self.l2 / 2 * (x @ x)
 
-    def gradients(self, x: Array) -> Array:
+    def gradients(self, x):
         """Return ∇f_i(x), one row per client."""
         _, slope, _ = self.link(self.A @ x.reshape(self.shape), self.Y)
         rows = [(self.A[part].T @ slope[part]).ravel() for part in self.parts]
-        mean: Array = np.array(rows) / self.counts[:, None]
+        mean = np.array(rows) / self.counts[:, None]
         return mean + self.l2 * x
 
-    def hessian(self, x: Array, weights: Array) -> Array:
+    def hessian(self, x, weights):
         """Return Σ_i w_i ∇²f_i(x)."""
         (d, k), share = self.shape, np.repeat(weights / self.counts, self.counts)
         _, _, curvature = self.link(self.A @ x.reshape(self.shape), self.Y)
@@ -172,12 +161,12 @@ class ReferenceProblem:
                 if np.any(curvature[:, a, b]):
                     total[:, a, :, b] = (self.A.T * (share * curvature[:, a, b])) @ self.A
                     total[:, b, :, a] = total[:, a, :, b]
-        dense: Array = total.reshape(self.dimension, self.dimension)
+        dense = total.reshape(self.dimension, self.dimension)
         dense[np.diag_indices(self.dimension)] += self.l2 * weights.sum()
         return dense
 
 
-def _targets(targets: list[NDArray[Any]], loss: str) -> list[Array]:
+def _targets(targets, loss):
     """Return targets as (m_i, k) matrices: unchanged, 0/1, or one-hot."""
     if loss != "softmax":
         return [y.reshape(len(y), -1).astype(np.float64) for y in targets]
@@ -185,15 +174,13 @@ def _targets(targets: list[NDArray[Any]], loss: str) -> list[Array]:
     return [np.eye(highest + 1)[y.astype(np.int64)] for y in targets]
 
 
-# ------------------------------------------------------------------ the two kinds of Newton step
+# --- the two kinds of Newton step
 
 
 class _Point:
     """Pair (x, λ) with its cached quantities."""
 
-    def __init__(
-        self, problem: ReferenceProblem, objective: Objective, x: Array, weights: Array
-    ) -> None:
+    def __init__(self, problem, objective, x, weights):
         self.problem = problem
         self.objective = objective
         self.x = x
@@ -206,7 +193,7 @@ class _Point:
         self.scale = float(weights @ np.abs(self.losses) + abs(objective.value(weights)))
 
     @property
-    def residual(self) -> float:
+    def residual(self):
         """Residual of g = 0 and λ = prox_σ(f(x), λ), relative to the size of the terms."""
         dual = np.abs(
             self.weights - self.objective.prox(self.losses, self.weights, self.unit)
@@ -215,7 +202,7 @@ class _Point:
         return float(max(dual / self.weights.max(), primal / (self.weights @ self.problem.sizes)))
 
     @property
-    def gap(self) -> float:
+    def gap(self):
         """Return support(f) − (⟨f, λ⟩ − ψ(λ)) + ‖g‖² / (2μ Σ λ_i), the difference at least its
         rounding error.
         """
@@ -229,7 +216,7 @@ class _Point:
             self.gradient @ self.gradient / (2 * self.problem.l2 * self.weights.sum())
         )
 
-    def step(self, P: Array, left: Array, right: Array) -> tuple[Array, Array]:
+    def step(self, P, left, right):
         """Solve  H dx + Gᵀ dλ = −g  and  left·dλ − P G dx = right,  with H = Σ λ_i ∇²f_i."""
         factor = cho_factor(
             self.problem.hessian(self.x, self.weights), lower=True, overwrite_a=True
@@ -241,7 +228,7 @@ class _Point:
         return -newton - spread @ change, change
 
 
-def _start(problem: ReferenceProblem, objective: Objective) -> _Point:
+def _start(problem, objective):
     """Start from x = 0 with the prior, or off the simplex with the best weights, if any."""
     x = np.zeros(problem.dimension)
     losses = problem.losses(x)
@@ -250,7 +237,7 @@ def _start(problem: ReferenceProblem, objective: Objective) -> _Point:
     return _Point(problem, objective, x, objective.maximizer(losses))
 
 
-def _proximal_step(start: _Point, factor: float) -> _Point:
+def _proximal_step(start, factor):
     """Solve min_x max_{l∈Λ} ⟨f(x), l⟩ − ψ(l) − ‖l − λ‖²/(2σ) by damped semismooth Newton; λ⁺ is the
     maximiser l.
     """
@@ -260,7 +247,7 @@ def _proximal_step(start: _Point, factor: float) -> _Point:
     sigma = factor * start.unit
     identity = np.eye(len(anchor))
 
-    def smoothed(x: Array) -> tuple[float, Array]:
+    def smoothed(x):
         losses = problem.losses(x)
         weights = objective.prox(losses, anchor, sigma)
         distance = float(np.sum((weights - anchor) ** 2)) / (2 * sigma)
@@ -287,7 +274,7 @@ def _proximal_step(start: _Point, factor: float) -> _Point:
     return point
 
 
-def _polish(point: _Point) -> _Point:
+def _polish(point):
     """Make Newton steps on g = 0 and λ = prox_σ(f(x), λ) while they help; return the best pair met,
     with λ ∈ Λ.
     """

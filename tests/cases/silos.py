@@ -1,7 +1,5 @@
 """Hospitals as silos behind bytes: faults on demand, and the cohort that must agree."""
 
-from __future__ import annotations
-
 import functools
 import shutil
 import tempfile
@@ -228,9 +226,7 @@ def in_one_process(path, places):
     """The run of a cohort whose server sees sums alone."""
     file = FederationFile.read(path)
     federation = sp.SecureAggregation(cohort(path, places), colluding=file.colluding)
-    return sp.train(
-        file.method, federation, file.rounds, file.tol, file.training.seed, progress=False
-    )
+    return sp.train(file.method, federation, file.rounds, file.tol, file.training.seed)
 
 
 def is_right(path, places, outcome):

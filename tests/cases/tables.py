@@ -1,7 +1,5 @@
 """Tables that tests share: a few rows at two sites, written as CSV, and read into clients."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 from scaffpd.data.tabular.clients import read_clients

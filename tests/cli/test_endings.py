@@ -2,8 +2,6 @@
 their exit codes.
 """
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -154,10 +152,3 @@ def test_a_bug_is_shown_whole_and_says_where_to_take_it(tmp_path, monkeypatch, c
     err = capsys.readouterr().err
     assert err.startswith("Traceback")
     assert err.rstrip().endswith(cli.BUG)
-
-
-def test_sentences_of_click_that_we_do_not_know_stay():
-    import click
-
-    assert cli.sentence(click.UsageError("Something else.")) == "Something else."
-    assert cli.sentence(click.BadParameter("it is blue")) == "Invalid value: it is blue"

@@ -2,8 +2,6 @@
 columns.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil
@@ -130,7 +128,7 @@ def test_a_group_alone_shows_its_help(group, capsys):
     assert captured.err == ""
 
 
-# ------------------------------------------------------------------ the examples run
+# --- the examples run
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """Curves: thresholds from sums over clients, against exact counts and quantiles of all rows."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np
@@ -177,23 +175,6 @@ def test_curves_know_the_names_of_frames_and_keep_mappings():
         curves.encode(np.ones((3, 5)))
     with refuses("features-differ"):
         sp.Curves().fit([(np.ones((3, 2)), None), (np.ones((3, 3)), None)])
-
-
-def test_an_estimator_with_curves_predicts_by_them():
-    pytest.importorskip("sklearn")
-    pairs = bent(300)
-    X = np.concatenate([rows for rows, _ in pairs])
-    y = np.concatenate([own for _, own in pairs])
-    clients = np.repeat(["a", "b", "c"], 300)
-    line, curved = (
-        sp.FairFederatedRegressor(l2=1e-4, curves=curves).fit(X, y, clients=clients)
-        for curves in (False, True)
-    )
-    assert line.score(X, y) < 0.5
-    assert curved.score(X, y) > 0.95
-    assert curved.coef_.shape == (len(curved.curves_.names),)
-    by_hand = with_steps(X, curved.curves_.thresholds) @ curved.coef_ + curved.intercept_
-    assert curved.predict(X) == pytest.approx(by_hand)
 
 
 def test_a_table_s_curves_are_agreed_scaled_and_encoded(tmp_path):

@@ -1,7 +1,5 @@
 """Data sets: what they contain, that seeds fix them, and that nothing is learnt from test rows."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import os
@@ -33,7 +31,7 @@ def pooled(part):
     return (np.concatenate(rows) for rows in zip(*part, strict=True))
 
 
-# ------------------------------------------------------------------ synthetic
+# --- synthetic
 
 
 def test_the_papers_problem_has_its_statistics():
@@ -60,7 +58,7 @@ def test_scaling_rank_and_sizes():
     assert [len(y) for _, y in synthetic(N=3, sizes=[4, 1, 9])] == [4, 1, 9]
 
 
-# ------------------------------------------------------------------ splits and scales
+# --- splits and scales
 
 
 @settings(max_examples=60, deadline=None)
@@ -125,7 +123,7 @@ def test_held_out_rows_are_stratified_and_do_not_scale_the_columns():
     assert np.abs(np.vstack([X for X, _ in silos.test]).mean(0)).max() > 1e-3
 
 
-# ------------------------------------------------------------------ hospitals
+# --- hospitals
 
 # rows, diagnosis > 0, cells written NaN, cholesterol 0, blood pressure 0: counted with other tools
 COUNTS = {
@@ -203,17 +201,6 @@ def test_nothing_is_learnt_from_held_out_rows():
         assert np.array_equal(expected.test[i][0][:1], single.test[i][0])
 
 
-def test_only_sums_are_shared_for_the_common_fill():
-    parts = [read(name)[0] for name in HOSPITALS]
-    before = fill_values(parts)
-    chol = parts[0][:, COLUMNS.index("chol")]
-    chol[0] += 10
-    chol[1] -= 10  # other rows, the same sum and count
-    np.testing.assert_allclose(fill_values(parts)[2], before[2], rtol=1e-14)
-    parts[3][:, COLUMNS.index("thal")] = 6
-    assert np.array_equal(fill_values(parts)[1], before[1])  # nothing of another hospital's
-
-
 def test_stations_have_three_years_and_are_tested_on_the_next():
     air = beijing_air()
     assert len(air.names) == 12
@@ -281,7 +268,7 @@ def test_the_real_schools_and_people():
     assert len(adult(by="native-country").names) == 8
 
 
-# ------------------------------------------------------------------ Adult
+# --- Adult
 
 HEADER = (
     "age, workclass, fnlwgt, education, education-num, marital-status, occupation, relationship, "
@@ -325,7 +312,7 @@ def test_clients_are_the_values_of_a_column(people, monkeypatch):
     assert adult(by="native-country").names == ("Peru",)
 
 
-# ------------------------------------------------------------------ refusals
+# --- refusals
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Pairs: their gain against a dense evidence, their cells against loops, what is found and not."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Partitions: every sample once, sorted, fixed by the seed, with the promised sizes and labels."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

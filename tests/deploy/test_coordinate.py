@@ -28,7 +28,7 @@ from cases.silos import (
     rows,
     run,
 )
-from scaffpd.deploy.board import BEGIN, POST, SiloTrouble
+from scaffpd.deploy.board import BEGIN, POST
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.deployed_run import DeployedRun
 from scaffpd.deploy.messages import Message, decode, encode
@@ -164,17 +164,6 @@ def test_a_silo_that_dies_pauses_the_run_until_it_is_back(tmp_path, undisturbed,
     np.testing.assert_array_equal(model_of(path), undisturbed[1])
 
 
-def test_a_coordinator_that_is_killed_goes_on(tmp_path, undisturbed):
-    path, places = federation(tmp_path, replacing=ROUGH)
-    transport = Faulty(places, {17: [("crash",)]})
-    with pytest.raises(Killed):
-        coordinate(path, transport)
-    outcome = coordinate(path, transport)
-    assert outcome.status == "converged"
-    np.testing.assert_array_equal(model_of(path), undisturbed[1])
-    models_of(path, places)
-
-
 def test_a_coordinator_that_is_killed_twice_goes_on(tmp_path):
     """After other rounds: what is asked first then is about another point."""
     method = {"[objective]": '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 2\n[objective]'}
@@ -281,14 +270,6 @@ def test_a_board_that_changes_a_post_gets_no_model(tmp_path, fake_clock):
     assert outcome.status in ("failed", "paused")
     assert "is not the one that it made" in outcome.sentence
     assert list(tmp_path.rglob("model.safetensors")) == []
-
-
-def test_trouble_has_words():
-    from scaffpd.deploy.messages import REFUSED, Failure
-
-    assert "refuses for now: x." in str(SiloTrouble("a", Failure("x", REFUSED, True)))
-    assert "refuses: x." in str(SiloTrouble("a", Failure("x.", REFUSED)))
-    assert "did not answer: x." in str(SiloTrouble("a", Failure("x")))
 
 
 def test_a_file_of_the_folder_that_is_broken_is_named(tmp_path):

@@ -43,14 +43,12 @@ from scaffpd.deploy.flare.serving import (
     checked_kit,
     empty_store,
     expiry_warning,
-    served,
 )
 from scaffpd.deploy.flare.workspace import SITE_CLASSES
 from scaffpd.deploy.messages import REFUSED, Failure, decode
 from scaffpd.deploy.processes import Processes
 from scaffpd.deploy.recording import record_of
 from scaffpd.errors import InputError
-from scaffpd.files import lock_folder
 from scaffpd.report.page import page
 from scaffpd.settings.federation import FederationFile
 
@@ -507,12 +505,6 @@ def test_a_full_disk_is_the_reason_that_it_cannot_hold(followed, monkeypatch):
     outcome, _ = run([ALL], ["RUNNING", "FINISHED:EXECUTION_EXCEPTION"], None)
     assert "No space left on device" in outcome.sentence
     assert str(folder.path) in outcome.sentence
-
-
-def test_two_processes_do_not_share_a_kit(tmp_path):
-    file = certified(tmp_path, -1, 300)
-    with lock_folder(tmp_path / "kit", ""), refuses("locked"), served(file):
-        pass
 
 
 def test_a_port_that_another_server_has_is_refused():

@@ -1,7 +1,5 @@
 """Small tables of rows with owners, for the tests of the estimators."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

@@ -1,7 +1,5 @@
 """What a user may get wrong, and the one sentence that comes of it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from estimator_tables import table

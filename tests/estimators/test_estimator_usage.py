@@ -1,10 +1,4 @@
-"""As a scikit-learn user would: pipelines, searches, cross-validation, copies; clients of every
-kind.
-"""
-
-from __future__ import annotations
-
-import pickle
+"""As a scikit-learn user would: pipelines, searches, clients of every kind."""
 
 import numpy as np
 import pytest
@@ -102,20 +96,6 @@ def test_without_routing_fit_takes_clients_directly():
     assert len(pipeline.fit(X, y, model__clients=clients)[-1].clients_) == 4
     search = GridSearchCV(pipeline, {"model__l2": [0.01, 1.0]}, cv=2, error_score="raise")
     assert len(search.fit(X, y, model__clients=clients).best_estimator_[-1].clients_) == 4
-
-
-def test_copies():
-    X, y, _, clients = table()
-    model = sp.FairFederatedClassifier(sp.ChiSquare(0.3), l2=0.01, random_state=4)
-    copy = clone(model)
-    assert repr(copy.get_params()) == repr(model.get_params())
-    model.fit(X, y, clients=clients)
-    again = pickle.loads(pickle.dumps(model))
-    np.testing.assert_array_equal(again.predict_proba(X), model.predict_proba(X))
-    assert again.client_weights_ == model.client_weights_
-    assert repr(again.history_) == repr(model.history_)
-    assert again.status_ == "converged"
-    assert not hasattr(copy, "coef_")
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,8 @@
 """Weights of rows, counts, and data frames with columns of categories."""
 
-from __future__ import annotations
-
 import numpy as np
 import pandas as pd
 import pytest
-from sklearn.linear_model import LogisticRegression, Ridge
-from sklearn.utils.class_weight import compute_sample_weight
 
 import scaffpd as sp
 from scaffpd.errors import InputError
@@ -48,21 +44,6 @@ def test_whole_weights_are_repeated_rows(kind):
         ), name
     plain = make(**settings).fit(X, y, clients=clients)
     assert np.abs(plain.coef_ - weighted.coef_).max() > 1e-3
-
-
-def test_weights_of_one_client_are_those_of_scikit_learn():
-    X, z, _, w = table()
-    ours = sp.FairFederatedRegressor(l2=0.2, standardise=False, fit_intercept=False, tol=1e-10).fit(
-        X, z, sample_weight=w
-    )
-    theirs = Ridge(alpha=0.1 * w.sum(), fit_intercept=False).fit(X, z, sample_weight=w)
-    np.testing.assert_allclose(ours.coef_, theirs.coef_, rtol=1e-6)
-    y = z > 1
-    settings = {"standardise": False, "fit_intercept": False, "tol": 1e-10, "l2": 0.1}
-    even = w * compute_sample_weight("balanced", y)
-    ours = sp.FairFederatedClassifier(**settings).fit(X, y, sample_weight=even)
-    theirs = LogisticRegression(C=1 / (0.1 * even.sum()), fit_intercept=False, tol=1e-10)
-    np.testing.assert_allclose(ours.coef_, theirs.fit(X, y, sample_weight=even).coef_, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

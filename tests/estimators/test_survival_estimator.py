@@ -1,7 +1,5 @@
 """`FairFederatedSurvival` after scikit-survival's conventions."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from sklearn.base import clone

@@ -1,16 +1,12 @@
 """Cox's model: against loops over rows, other packages, and 150 digits."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import minimize
 
+import cox_truth
 import scaffpd as sp
-from cases.boards import singles, trained
 from cases.refusals import refuses
-from models import cox_truth
 from scaffpd.models.baseline import concordance
 from scaffpd.models.risk_sets import TIES, PartialLikelihood, RiskSets
 from scaffpd.models.samples import Ragged
@@ -103,37 +99,12 @@ def test_coefficients_are_those_of_a_stratified_fit(ties, entry):
     PHReg = pytest.importorskip("statsmodels.duration.hazard_regression").PHReg
     pairs = clients(1, sizes=(50, 50, 50), entry=entry)
     model = sp.Linear("cox", l2=1e-8, ties=ties, entry=entry)
-    found = sp.train(sp.fair(sp.Average()), sp.Cohort(pairs, model), 20, 1e-9, progress=False)
+    found = sp.train(sp.fair(sp.Average()), sp.Cohort(pairs, model), 20, 1e-9)
     X, y = (np.concatenate(part) for part in zip(*pairs, strict=True))
     owner = np.repeat(range(3), 50)
     begin = y[:, 2] if entry else None
     theirs = PHReg(y[:, 0], X, y[:, 1], entry=begin, strata=owner, ties=ties).fit()
     np.testing.assert_allclose(found.x, theirs.params, atol=1e-6)
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("weighted", [False, True])
-def test_coefficients_are_those_of_lifelines(weighted):
-    import pandas as pd
-    from lifelines import CoxPHFitter
-
-    random = np.random.default_rng(0)
-    pairs = clients(2, sizes=(60, 60))
-    weight = random.choice([1.0, 2.0, 0.5], (2, 60))
-    weight /= weight.mean(1, keepdims=True)
-    if weighted:
-        pairs = [(X, np.column_stack([y, w])) for (X, y), w in zip(pairs, weight, strict=True)]
-    cohort = sp.Cohort(pairs, sp.Linear("cox", l2=1e-8, weighted=weighted))
-    found = sp.train(sp.fair(sp.Average()), cohort, 20, 1e-9, progress=False)
-    X, y = (np.concatenate(part) for part in zip(*pairs, strict=True))
-    frame = pd.DataFrame(X, columns=list("abc")).assign(
-        t=y[:, 0], e=y[:, 1], s=np.repeat([0, 1], 60), w=weight.ravel() if weighted else 1.0
-    )
-    fitter = CoxPHFitter()
-    steps = {"precision": 1e-12, "r_precision": 1e-14}  # its usual ones leave an error of 1.2e-6
-    options = {"robust": True} if weighted else {}
-    fitter.fit(frame, "t", "e", weights_col="w", strata=["s"], fit_options=steps, **options)
-    np.testing.assert_allclose(found.x, fitter.params_.to_numpy(), rtol=0, atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -149,22 +120,6 @@ def test_effects_of_one_client_and_their_errors_are_those_of_lifelines():
     np.testing.assert_allclose(found.error, fitter.standard_errors_, rtol=1e-4)
 
 
-@pytest.mark.parametrize("objective", [sp.ChiSquare(rho=0.1), sp.Agnostic()], ids=repr)
-def test_fair_optimum_is_that_of_a_solver_that_knows_only_losses(objective):
-    cohort = sp.Cohort(clients(3), sp.Linear("cox", l2=0.05))
-    found = sp.train(sp.fair(objective), cohort, 20, 1e-10, progress=False)
-    assert found.rounds <= 20
-    smooth = sp.ChiSquare(rho=0.1) if isinstance(objective, sp.ChiSquare) else sp.Tilted(1e-4)
-
-    def value(x):
-        return smooth.support(cohort.losses(torch.from_numpy(x)))
-
-    best = minimize(
-        value, np.zeros(3), method="Nelder-Mead", options={"xatol": 1e-9, "fatol": 1e-13}
-    )
-    assert value(found.x) <= best.fun + 2e-4 * (smooth is not objective) + 1e-9
-
-
 def test_every_method_finds_the_same_optimum_and_a_loss_counts_from_knowing_nothing():
     pairs = clients(4, sizes=(12, 9), entry=True)
     model = sp.Linear("cox", l2=0.2, entry=True)
@@ -172,34 +127,12 @@ def test_every_method_finds_the_same_optimum_and_a_loss_counts_from_knowing_noth
         cohort = sp.Cohort(pairs, one)
         goal = sp.ChiSquare(rho=0.1)
         methods = sp.fair(goal), sp.SubspaceSaddle(goal), sp.ScaffPD(goal, local_steps=3)
-        ends = [sp.train(m, cohort, 60, 1e-7, progress=False) for m in methods]
+        ends = [sp.train(m, cohort, 60, 1e-7) for m in methods]
         for end in ends:
             assert end.certificate <= 1e-7
             np.testing.assert_allclose(end.x, ends[0].x, atol=2e-3)
     shared = sp.Cohort(pairs, model)
     np.testing.assert_array_equal(shared.losses(shared.start()), 0)
-
-
-def test_personal_models_are_minima_of_their_own():
-    pairs = clients(5)
-    model = sp.Personal(sp.Linear("cox", l2=0.01), [2.0, 5.0, np.inf])
-    cohort = sp.Cohort(pairs, model)
-    x = torch.tensor([0.3, -0.2, 0.5], dtype=torch.float64)
-    U = cohort.own_models(x).numpy()
-    assert (U[:, 2] == 0.5).all()
-    F = cohort.losses(x)
-    for i, (X, y) in enumerate(pairs):
-        alone = sp.Cohort([(X, y)], sp.Linear("cox", l2=0.0))
-        gamma = np.array([2.0, 5.0]) / len(y)
-
-        def value(u, alone=alone, gamma=gamma):
-            whole = torch.tensor([*u, 0.5], dtype=torch.float64)
-            away = u - x.numpy()[:2]
-            return float(alone.losses(whole)[0]) + float(gamma @ away**2) / 2
-
-        best = minimize(value, U[i, :2] + 0.1, method="Nelder-Mead", options={"fatol": 1e-14})
-        ridge = 0.005 * float(x @ x)
-        assert F[i] == pytest.approx(best.fun + ridge, abs=1e-9)
 
 
 def test_hessians_and_proximal_steps_are_those_of_differences():
@@ -228,7 +161,7 @@ def test_the_strength_by_evidence_is_that_of_a_search():
     rows = []
     for omega in found.omega[0] * np.geomspace(0.2, 5, 9):
         cohort = sp.Cohort(pairs, sp.Linear("cox", l2=1 / (n * omega)))
-        end = sp.train(sp.fair(sp.Average(prior=sizes)), cohort, 20, 1e-9, progress=False)
+        end = sp.train(sp.fair(sp.Average(prior=sizes)), cohort, 20, 1e-9)
         at = cohort.gradients(torch.from_numpy(end.x))
         H = n * np.tensordot(sizes / n, at.hessians().numpy(), 1)
         fit = float(sizes @ at.losses)
@@ -236,35 +169,19 @@ def test_the_strength_by_evidence_is_that_of_a_search():
     assert np.argmax(rows) == 4
 
 
-def test_four_silos_find_what_a_cohort_finds():
-    names = ("a", "b", "c", "d")
-    rows = dict(zip(names, clients(8, sizes=(30, 41, 35, 52)), strict=True))
-    model = sp.Linear("cox", l2=0.05)
-
-    def some(names):
-        return sp.Cohort({name: rows[name] for name in names}, model)
-
-    goal = sp.fair(sp.ChiSquare(rho=0.1), local_steps=20)
-    here = sp.train(goal, some(names), 50, 1e-9, progress=False)
-    found, _, _ = trained(singles(some, names), goal, tol=1e-6)
-    for there in found.values():
-        assert there.certificate <= 1e-6
-        np.testing.assert_allclose(there.x, here.x, atol=2e-3)
-
-
 def test_powers_of_losses_below_zero_are_refused():
     cohort = sp.Cohort(clients(3), sp.Linear("cox", l2=0.05))
     for method in (sp.fair(sp.QFair(1.0)), sp.QFFL(local_rate=0.1), sp.MinimaxSums(sp.QFair(1.0))):
         with refuses("cox-below-zero"):
-            sp.train(method, cohort, 5, progress=False)
-    sp.train(sp.QFFL(q=0.0, local_rate=0.1), cohort, 2, progress=False)  # the average
+            sp.train(method, cohort, 5)
+    sp.train(sp.QFFL(q=0.0, local_rate=0.1), cohort, 2)  # the average
 
 
 def test_fair_ends_within_twenty_rounds_at_hard_points():
     rounds = []
-    for seed in range(40):
+    for seed in range(16):
         cohort = cox_truth.drawn(np.random.default_rng(seed)).cohort()
-        found = sp.train(sp.fair(sp.ChiSquare(rho=0.1)), cohort, 20, 1e-6, progress=False)
+        found = sp.train(sp.fair(sp.ChiSquare(rho=0.1)), cohort, 20, 1e-6)
         assert found.status in ("converged", "precision"), seed
         rounds.append(found.rounds)
     assert np.median(rounds) <= 4
@@ -303,24 +220,13 @@ def test_concordance_counts_pairs():
     assert np.isnan(concordance(time, 0 * event, risk))
 
 
-def test_concordance_is_that_of_scikit_survival():
-    from sksurv import metrics
-
-    random = np.random.default_rng(1)
-    time = random.exponential(5, 80)
-    event = random.random(80) < 0.6
-    risk = random.standard_normal(80)
-    theirs = metrics.concordance_index_censored(event, time, risk)[0]
-    assert concordance(time, event.astype(float), risk) == pytest.approx(theirs, abs=1e-15)
-
-
 def test_what_cannot_be_is_refused():
     X, y = clients()[0]
     cohort = sp.Cohort([(X, y)], sp.Linear("cox"))
     with refuses("cox-minibatches"):
         cohort.gradients(cohort.start(), 4)
     with refuses("cox-minibatches"):
-        sp.train(sp.ScaffPD(sp.Average(), 3, batch_size=4), cohort, 2, progress=False)
+        sp.train(sp.ScaffPD(sp.Average(), 3, batch_size=4), cohort, 2)
     with refuses("cox-intercept"):
         sp.Linear("cox", intercept=True)
     with refuses("entry-without-times"):

@@ -1,7 +1,5 @@
 """`Linear` with every loss against a plain loop over clients and samples, and against autograd."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -65,7 +63,7 @@ def drawn_rows(cohort, key, batch_size, steps):
     return batches
 
 
-# ------------------------------------------------------------------ losses and gradients
+# --- losses and gradients
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -83,41 +81,6 @@ def test_losses_sums_projections_and_norms_match_a_loop_over_samples(case):
     assert relative(at.sum(weights), weights @ gradients) < 1e-12
     np.testing.assert_allclose(at.norms(), (gradients**2).sum(1), rtol=1e-11)
     np.testing.assert_allclose(cohort.evaluate(x).loss, losses, rtol=1e-12)
-
-
-@pytest.mark.parametrize("case", ["squared, 3 outputs", "logistic, intercept", "softmax"])
-def test_outputs_of_ten_thousand_stay_finite(case):
-    cohort, clients, x = problem(case)
-    far = x * 1e4 / max(np.abs(client.A @ x.reshape(-1, client.k)).max() for client in clients)
-    at = cohort.gradients(tensor(far))
-    np.testing.assert_allclose(at.losses, [client.loss_at(far) for client in clients], rtol=1e-12)
-    c = at.sum(np.full(len(clients), 1 / len(clients)))
-    d = cohort.local_updates(tensor(far), at, c, LocalPlan(20)).sum(np.ones(len(clients)))
-    assert torch.isfinite(c).all()
-    assert torch.isfinite(d).all()
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_single_precision_follows_double(case):
-    (single, clients, x), (double, _, _) = problem(case, dtype=torch.float32), problem(case)
-    weights = np.full(len(clients), 1 / len(clients))
-    assert single.start().dtype == torch.float32
-    x32 = torch.tensor(x, dtype=torch.float32)
-    x64 = torch.tensor(x.astype(np.float32).astype(np.float64))
-    a = single.gradients(x32)
-    b = double.gradients(x64)
-    np.testing.assert_allclose(a.losses, b.losses, rtol=2e-5)
-    assert a.losses.dtype == a.norms().dtype == np.float64
-    assert a.sum(weights).dtype == torch.float32
-    assert relative(a.sum(weights), b.sum(weights)) < 2e-5
-    np.testing.assert_allclose(
-        single.constants().smoothness, double.constants().smoothness, rtol=1e-4
-    )
-    for plan in (LocalPlan(10), LocalPlan(10, batch_size=3)):
-        d32 = single.local_updates(x32, a, a.sum(weights), plan).sum(weights)
-        d64 = double.local_updates(x64, b, b.sum(weights), plan).sum(weights)
-        assert d32.dtype == torch.float32
-        assert relative(d32, d64) < 2e-4
 
 
 @pytest.mark.cover(1)
@@ -154,7 +117,7 @@ def test_rounding_stays_within_the_bounds_that_clients_report(case, seed):
             )
 
 
-# ------------------------------------------------------------------ local steps
+# --- local steps
 
 
 def check_local_steps(cohort, clients, x, plan, rates, tolerance=1e-10):
@@ -180,50 +143,7 @@ def test_local_steps_match_algorithm_2(case, steps):
     )
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize("case", ITERATIVE)
-def test_a_thousand_local_steps_without_regulariser(case):
-    cohort, clients, x = problem(case, l2=0.0)
-    L = np.array([client.smoothness for client in clients])
-    rates = np.divide(
-        1, L, out=np.zeros_like(L), where=L > 1e-12
-    )  # a flat loss has no scale of its own: it stays put
-    if not CASES[case][2]:
-        assert (rates == 0).any()
-    check_local_steps(cohort, clients, x, LocalPlan(1000), rates)
-
-
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("origin", ["minibatch", "earlier point"])
-def test_local_steps_use_the_control_variates_that_were_answered(case, origin):
-    """c_i from a minibatch or from another point: the corrected gradient at x is then not c."""
-    cohort, clients, x = problem(case)
-    at = (
-        cohort.gradients(tensor(x), batch_size=2, key=(4,))
-        if origin == "minibatch"
-        else cohort.gradients(tensor(x / 2))
-    )
-    own = [at.sum(np.eye(len(clients))[i]).numpy() for i in range(len(clients))]
-    c = cohort.gradients(tensor(x)).sum(np.full(len(clients), 1 / len(clients)))
-    updates = cohort.local_updates(tensor(x), at, c, LocalPlan(25))
-    for i, client in enumerate(clients):
-        d = client.descend(x, own[i], c.numpy(), 1 / client.smoothness, 25)
-        assert relative(updates.sum(np.eye(len(clients))[i]), d) < 1e-10
-
-
-def test_the_first_step_is_the_correction_and_a_zero_correction_stays():
-    cohort, clients, x = problem("logistic")
-    at = cohort.gradients(tensor(x))
-    c = torch.randn(len(x), dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    weights = np.ones(len(clients))
-    one = cohort.local_updates(tensor(x), at, c, LocalPlan(1, rate=0.25)).sum(weights)
-    # gradients that are computed twice may differ in their last digit, of the size of the largest
-    assert relative(one, 0.25 * len(clients) * c) < 1e-13
-    still = cohort.local_updates(tensor(x), at, torch.zeros_like(c), LocalPlan(50)).sum(weights)
-    assert torch.equal(still, torch.zeros_like(c))
-
-
-# ------------------------------------------------------------------ minibatches
+# --- minibatches
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -237,22 +157,6 @@ def test_minibatch_gradients_match_a_loop_over_the_drawn_rows(case):
     np.testing.assert_allclose(at.losses, [value for value, _ in answers], rtol=1e-12)
     assert relative(at.sum(weights), weights @ gradients) < 1e-12
     np.testing.assert_allclose(at.norms(), (gradients**2).sum(1), rtol=1e-11)
-
-
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("scale", [None, 1.0])
-def test_minibatch_local_steps_match_a_loop_over_the_drawn_rows(case, scale):
-    cohort, clients, x = problem(case)
-    at = cohort.gradients(tensor(x))
-    c = at.sum(np.full(len(clients), 1 / len(clients)))
-    L = np.array([client.smoothness for client in clients])
-    plan = LocalPlan(30, rate=0.05 / L.max() if scale is None else None, batch_size=4, key=(7, 2))
-    batches = drawn_rows(cohort, (7, 2), 4, 30)
-    updates = cohort.local_updates(tensor(x), at, c, plan)
-    rates = cohort._oracle.rates(plan).flatten().numpy() if scale else np.full(len(L), plan.rate)
-    for i, client in enumerate(clients):
-        d = client.descend(x, client.fast_gradient(x), c.numpy(), rates[i], 30, batches[i])
-        assert relative(updates.sum(np.eye(len(clients))[i]), d) < 1e-10
 
 
 def test_minibatch_rates_follow_the_expected_smoothness():
@@ -271,24 +175,7 @@ def test_minibatch_rates_follow_the_expected_smoothness():
             assert rate == pytest.approx(1 / expected, rel=1e-12)
 
 
-def test_draws_are_uniform_and_independent_between_clients_and_steps():
-    names = [f"client-{i}" for i in range(6)]
-    draws = Draws((0, 1), names)
-    u = np.concatenate([draws.uniform(500).numpy() for _ in range(40)], axis=1)
-    assert u.min() >= 0
-    assert u.max() < 1
-    counts = np.array([np.histogram(row, 20, (0, 1))[0] for row in u])
-    chi_square = ((counts - u.shape[1] / 20) ** 2 / (u.shape[1] / 20)).sum(1)
-    assert chi_square.max() < 50  # 19 degrees of freedom: P < 1e-4 each
-    correlation = np.corrcoef(
-        np.vstack(
-            [u, u[:, ::-1], np.roll(u, 1, axis=1), Draws((0, 2), names).uniform(20_000).numpy()]
-        )
-    )
-    assert np.abs(correlation - np.eye(len(correlation))).max() < 0.04
-
-
-# ------------------------------------------------------------------ constants
+# --- constants
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -327,7 +214,7 @@ def test_power_iteration_finds_eigenvectors_that_ones_cannot_see(monkeypatch):
     assert float(numerics.largest_eigenvalues(torch.zeros(1, 4, 3))) == 0.0
 
 
-# ------------------------------------------------------------------ the layout of unequal clients
+# --- the layout of unequal clients
 
 
 SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=14)
@@ -384,26 +271,7 @@ def test_equal_neighbours_are_not_copied():
     assert block.first == 0
 
 
-@settings(max_examples=30, deadline=None)
-@given(sizes=SIZES, batch_size=st.integers(1, 20), seed=st.integers(0, 100))
-def test_minibatches_stay_inside_their_client(sizes, batch_size, seed):
-    layout = Ragged(sizes, torch.device("cpu"), torch.float32)
-    uniform = torch.from_numpy(np.random.default_rng(seed).random((len(sizes), batch_size)))
-    uniform[:, 0] = 1 - 2.0**-53  # the largest that a draw can be
-    block = layout.minibatch(uniform)
-    assert torch.equal(
-        layout.owner[block.rows], torch.arange(len(sizes))[:, None].expand_as(block.rows)
-    )
-    assert block.weight.dtype == torch.float32
-    torch.testing.assert_close(block.weight.sum(1), torch.ones(len(sizes)))
-    for i, m in enumerate(sizes):
-        chosen = block.rows[i][block.weight[i] > 0] - layout.starts[i]
-        assert len(chosen) == min(m, batch_size)
-        if m <= batch_size:
-            assert chosen.tolist() == list(range(m))
-
-
-# ------------------------------------------------------------------ shapes
+# --- shapes
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,7 +1,5 @@
 """Every way to take local steps takes the same ones: by samples, over features, on any cores."""
 
-from __future__ import annotations
-
 import threading
 import time
 from fractions import Fraction
@@ -126,7 +124,7 @@ def test_sampled_clients_are_rotated_once(monkeypatch):
     rotate = quadratic.rotate
     monkeypatch.setattr(quadratic, "rotate", lambda *data: made.append(1) or rotate(*data))
     federation = cohort("squared")
-    sp.train(sp.FedAvg(local_steps=3, clients_per_round=2), federation, rounds=6, progress=False)
+    sp.train(sp.FedAvg(local_steps=3, clients_per_round=2), federation, rounds=6)
     assert len(made) == 1
     first = cohort("squared")
     first.local_updates(first.start(), first.gradients(first.start()), first.start(), LocalPlan(1))
@@ -252,7 +250,6 @@ def test_training_uses_one_thread_for_a_small_problem_and_restores_the_rest(monk
             sp.fair(sp.ChiSquare(0.1)),
             federation,
             rounds=2,
-            progress=False,
             callbacks=[lambda _: seen.append(torch.get_num_threads())],
         )
         assert len(seen) > 2

@@ -1,8 +1,6 @@
 """`Module`: autograd on any network; with a single linear layer it must be `Linear`, to
 rounding."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np
@@ -12,7 +10,6 @@ from torch import nn
 
 import scaffpd as sp
 from naive import relative, unequal_clients
-from scaffpd.federation import LocalPlan
 
 TWINS = {
     "squared": ("squared", "squared", 1),
@@ -62,25 +59,6 @@ def test_a_linear_layer_is_a_linear_model(case):
     np.testing.assert_allclose(all_of_it, b.losses[counts <= 9], rtol=1e-14)
 
 
-@pytest.mark.parametrize("case", TWINS)
-@pytest.mark.parametrize("batch_size", [None, 3])
-def test_local_steps_of_a_linear_layer_are_those_of_a_linear_model(case, batch_size):
-    linear, network, x, outputs = twins(case)
-    n = len(linear.names)
-    y = torch.tensor(as_module(x, outputs))
-    plan = LocalPlan(
-        6, rate=0.5 / linear.constants().smoothness.max(), batch_size=batch_size, key=(1, 2)
-    )
-    a = linear.gradients(torch.tensor(x))
-    b = network.gradients(y)
-    c = a.sum(np.full(n, 1 / n))
-    turned = torch.tensor(as_module(c, outputs))
-    first = linear.local_updates(torch.tensor(x), a, c, plan)
-    second = network.local_updates(y, b, turned, plan)
-    for weights in np.eye(n):
-        assert relative(second.sum(weights), as_module(first.sum(weights), outputs)) < 1e-10
-
-
 def test_curvature_at_the_start_is_found():
     """Squared loss has one Hessian everywhere, so the estimate can be held against the truth."""
     linear, network, _, _ = twins("squared")
@@ -109,24 +87,6 @@ def test_one_output_may_come_without_its_axis(loss):
     x = column.start()
     np.testing.assert_allclose(flat.gradients(x).losses, column.gradients(x).losses, rtol=1e-13)
     np.testing.assert_array_equal(flat.evaluate(x).score, column.evaluate(x).score)
-
-
-def test_gradients_of_a_convolution_match_plain_torch():
-    random = np.random.default_rng(0)
-    data = [(random.standard_normal((m, 1, 6, 6)), random.integers(0, 3, m)) for m in (9, 10, 11)]
-    torch.manual_seed(1)
-    layers = nn.Conv2d(1, 4, 3), nn.ReLU(), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(64, 3)
-    network = nn.Sequential(*layers).double()
-    cohort = sp.Cohort(data, sp.Module(network, l2=0.1))
-    at = cohort.gradients(cohort.start())
-    for i, (X, y) in enumerate(data):
-        network.zero_grad()
-        loss = nn.functional.cross_entropy(network(torch.tensor(X)), torch.tensor(y))
-        loss = loss + 0.05 * sum(p.square().sum() for p in network.parameters())
-        loss.backward()
-        gradient = torch.cat([p.grad.flatten() for p in network.parameters()])
-        assert at.losses[i] == pytest.approx(loss.item(), rel=1e-12)
-        assert relative(at.sum(np.eye(3)[i]), gradient) < 1e-12
 
 
 def test_frozen_and_shared_parameters():
@@ -201,7 +161,7 @@ def test_a_network_is_a_model_as_it_is():
     clients = [(random.normal(size=(20, 4)), random.integers(0, 3, 20)) for _ in range(2)]
     network = torch.nn.Sequential(torch.nn.Linear(4, 3))
     answers = [
-        sp.train(sp.FedAvg(local_rate=0.1), sp.Cohort(clients, model), 2, progress=False).x
+        sp.train(sp.FedAvg(local_rate=0.1), sp.Cohort(clients, model), 2).x
         for model in (network, sp.Module(network))
     ]
     np.testing.assert_array_equal(*answers)

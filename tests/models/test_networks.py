@@ -1,8 +1,6 @@
 """Clients of a network side by side: the numbers of one after the other, whoever is computed beside
 whom."""
 
-from __future__ import annotations
-
 import logging
 
 import numpy as np
@@ -189,7 +187,7 @@ def test_half_precision_is_near():
     assert 0 < float((exact - half).norm() / exact.norm()) < 0.05
 
 
-# ------------------------------------------------------------------ with the methods
+# --- with the methods
 
 
 def zoo():
@@ -223,25 +221,6 @@ def test_questions_about_curvature_are_refused():
     cohort = sp.Cohort(pictures(), sp.Module(network()))
     with refuses("no-second-derivatives"):
         sp.train(sp.SubspaceSaddle(sp.Agnostic()), cohort, rounds=1)
-
-
-def path(method, cohort, rounds):
-    states = []
-    note = [lambda info: states.append(info.state)]
-    sp.train(method, cohort, rounds=rounds, callbacks=note)
-    return states
-
-
-@pytest.mark.parametrize("method", [sp.Scaffold, sp.ProxSkip])
-def test_control_variates_of_one_full_step_are_gradients(method):
-    """One full step a round: c_i is the gradient at x, whatever the rate."""
-    cohort = sp.Cohort(pictures(), sp.Module(network()))
-    states = path(method(local_steps=1, local_rate=0.1), cohort, 3)
-    stored = states[-1].variates if method is sp.Scaffold else states[-1].shifts
-    c = cohort._oracle.evaluate(states[-2].x).each()
-    if method is sp.ProxSkip:  # h_i are c_i less their mean
-        c = c - c.mean(0)
-    np.testing.assert_allclose(stored.vectors, c, rtol=1e-8, atol=1e-11)
 
 
 @pytest.mark.parametrize(

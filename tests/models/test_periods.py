@@ -1,7 +1,5 @@
 """Times to an event in periods: against a loop over persons, and beside Cox's model."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -47,7 +45,7 @@ def hazard(l2=1e-3, **more):
 
 
 def trained(pairs, model, tol=1e-9):
-    return sp.train(sp.fair(sp.Average()), sp.Cohort(pairs, model), 30, tol, progress=False).x
+    return sp.train(sp.fair(sp.Average()), sp.Cohort(pairs, model), 30, tol).x
 
 
 def test_the_fit_is_that_of_a_loop_over_persons():
@@ -124,7 +122,7 @@ def test_a_private_run_spends_what_it_was_given():
     clients = [persons(seed, 200) for seed in range(3)]
     method = sp.FedAvg(local_rate=0.5)
     private = sp.Private.solved(hazard(0.01), 6.0, method, 8, secret=0)
-    found = sp.train(method, sp.Cohort(clients, private), 8, progress=False)
+    found = sp.train(method, sp.Cohort(clients, private), 8)
     assert found.privacy.epsilon.max() <= 6.0 + 1e-6
     plain, noisy = (sp.Cohort(clients, one).evaluate(found.x) for one in (hazard(0.01), private))
     np.testing.assert_allclose(noisy.loss, plain.loss)  # periods without risk do not count

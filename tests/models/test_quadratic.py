@@ -1,12 +1,8 @@
 """Squared loss: J local steps in closed form are J local steps, for any rank, rate and J."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from mpmath import mp, mpf
 
 import scaffpd as sp
@@ -67,31 +63,6 @@ def test_the_closed_form_equals_the_loop(steps, l2, outputs, intercept):
         )
 
 
-@settings(max_examples=60, deadline=None)
-@given(
-    m=st.integers(1, 12),
-    d=st.integers(1, 12),
-    rank=st.integers(1, 12),
-    steps=st.integers(1, 300),
-    l2=st.sampled_from([0.0, 1e-8, 0.1]),
-    scale=st.floats(0.01, 1.9),
-    seed=st.integers(0, 1000),
-)
-def test_the_closed_form_equals_the_loop_for_any_rank(m, d, rank, steps, l2, scale, seed):
-    random = np.random.default_rng(seed)
-    X = random.standard_normal((m, rank)) @ random.standard_normal((rank, d))
-    data = [
-        (X, random.standard_normal(m)),
-        (random.standard_normal((3, d)), random.standard_normal(3)),
-    ]
-    cohort = sp.Cohort(data, sp.Linear("squared", l2=l2))
-    clients = [Client(X, y, "squared", l2) for X, y in data]
-    x = random.standard_normal(d)
-    assert (
-        errors(cohort, clients, x, LocalPlan(steps, scale=scale), rates_of(clients, scale)) < 1e-10
-    )
-
-
 def test_badly_scaled_columns():
     random = np.random.default_rng(4)
     X = random.standard_normal((50, 8)) * 10.0 ** np.arange(-4, 4)
@@ -101,17 +72,6 @@ def test_badly_scaled_columns():
     x = np.zeros(8)  # elsewhere the loop's own x − u would lose the digits
     for steps in (1, 100, 1000):
         assert errors(cohort, clients, x, LocalPlan(steps), rates_of(clients)) < 1e-10
-
-
-def test_many_steps_tend_to_the_newton_step():
-    """J → ∞: d_i → H_i⁻¹ c."""
-    cohort, clients, x = problem(l2=0.5)
-    at = cohort.gradients(torch.tensor(x))
-    c = at.sum(np.full(len(clients), 1 / len(clients)))
-    updates = cohort.local_updates(torch.tensor(x), at, c, LocalPlan(100_000))
-    for i, client in enumerate(clients):
-        newton = np.linalg.solve(client.hessian(x), c.numpy())
-        assert relative(updates.sum(np.eye(len(clients))[i]), newton) < 1e-9
 
 
 @pytest.mark.parametrize(
@@ -126,28 +86,6 @@ def test_the_gain_to_full_precision(h, steps):
         torch.tensor([h], dtype=torch.float64), torch.ones(1, dtype=torch.float64), steps
     )
     assert float(got[0]) == pytest.approx(exact, rel=1e-13, abs=1e-14)
-
-
-def test_the_rotation_changes_nothing():
-    cohort, clients, x = problem(outputs=3)
-    rotated = cohort._oracle.rotated
-    assert rotated.rows.layout.sizes.tolist() == [min(client.A.shape) for client in clients]
-    first = 0
-    for client, size in zip(clients, rotated.rows.layout.sizes.tolist(), strict=True):
-        A = rotated.rows.A[first : first + size].numpy()
-        assert np.linalg.norm(A.T @ A - client.A.T @ client.A) <= 1e-13 * np.linalg.norm(
-            client.A.T @ client.A
-        )
-        gram = A @ A.T
-        assert np.abs(gram - np.diag(np.diag(gram))).max() <= 1e-13 * max(
-            np.abs(gram).max(), 1e-300
-        )
-        first += size
-    np.testing.assert_allclose(
-        cohort.gradients(torch.tensor(x)).losses,
-        [client.loss_at(x) for client in clients],
-        rtol=1e-12,
-    )
 
 
 def test_strong_convexity_is_the_smallest_eigenvalue_and_never_more():

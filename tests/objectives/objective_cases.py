@@ -2,8 +2,6 @@
 alone.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +14,6 @@ from scaffpd.objectives import (
     ChiSquareBall,
     CVaR,
     Nash,
-    Objective,
     QFair,
     Tilted,
 )
@@ -33,7 +30,7 @@ ON_SIMPLEX = (
 ALL = (*ON_SIMPLEX, "QFair", "Nash")
 
 
-def build(kind: str, parameter: float, losses: np.ndarray, prior: np.ndarray | None) -> Objective:
+def build(kind, parameter, losses, prior):
     """An objective of a kind with one positive parameter, made to fit the losses where it must."""
     match kind:
         case "Average":
@@ -67,20 +64,20 @@ class Step:
     sigma: float
     parameter: float
 
-    def objective(self, kind: str) -> Objective:
+    def objective(self, kind):
         return build(kind, self.parameter, self.losses, self.prior)
 
 
-def powers(low: float, high: float) -> st.SearchStrategy[float]:
+def powers(low, high):
     return st.floats(low, high).map(lambda e: 10.0**e)
 
 
-def vectors(n: int, values: st.SearchStrategy[float]) -> st.SearchStrategy[np.ndarray]:
+def vectors(n, values):
     return st.lists(values, min_size=n, max_size=n).map(np.array)
 
 
 @st.composite
-def steps(draw: st.DrawFn, clients: int = 8, exponent: float = 3.0) -> Step:
+def steps(draw, clients=8, exponent=3.0):
     """Any number of clients, with ties, zeros and l on the boundary; sizes within 10^±exponent."""
     n = draw(st.integers(1, clients))
     ties_and_others = st.one_of(
@@ -95,7 +92,7 @@ def steps(draw: st.DrawFn, clients: int = 8, exponent: float = 3.0) -> Step:
     )
 
 
-def gradient(objective: Objective, lam: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def gradient(objective, lam):
     """∇ψ(λ) and the diagonal of ∇²ψ(λ), from the table in the package's docstring."""
     p = objective.weights(len(lam))
     safe = np.maximum(lam, 1e-280)
@@ -113,9 +110,7 @@ def gradient(objective: Objective, lam: np.ndarray) -> tuple[np.ndarray, np.ndar
     return np.zeros(len(lam)), np.zeros(len(lam))
 
 
-def optimality_error(
-    objective: Objective, s: np.ndarray, old: np.ndarray, sigma: float, lam: np.ndarray
-) -> float:
+def optimality_error(objective, s, old, sigma, lam):
     """By how much λ misses the first-order conditions of the proximal step, as an error in λ.
 
     On the simplex no exchange of weight between two clients may lower the objective: with g its
@@ -151,9 +146,7 @@ def optimality_error(
     return np.inf
 
 
-def ball_multiplier(
-    ball: ChiSquareBall, lam: np.ndarray, g: np.ndarray, gives: np.ndarray
-) -> float:
+def ball_multiplier(ball, lam, g, gives):
     """The multiplier of the ball: zero inside, else least squares of g_i + κλ_i/p_i = constant."""
     p = ball.weights(len(lam))
     share = lam[gives] / p[gives]

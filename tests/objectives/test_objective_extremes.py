@@ -2,19 +2,17 @@
 any tie.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
-from objective_cases import ALL, ON_SIMPLEX, build, optimality_error
+from objective_cases import ALL, build, optimality_error
 
-from scaffpd.objectives import Agnostic, ChiSquare, ChiSquareBall, CVaR, QFair, Tilted
+from scaffpd.objectives import ChiSquare, ChiSquareBall, CVaR, QFair, Tilted
 
 SIGMAS = (1e-12, 1e-6, 1.0, 1e6, 1e12)
 PARAMETERS = (1e-8, 1e-2, 0.6, 1e3, 1e8)
 
 
-def patterns(n: int) -> dict[str, np.ndarray]:
+def patterns(n):
     random = np.random.default_rng(n)
     return {
         "small": 1e-8 * random.exponential(size=n),
@@ -31,7 +29,7 @@ def patterns(n: int) -> dict[str, np.ndarray]:
 @pytest.mark.sample(12)
 @pytest.mark.parametrize("n", [1, 2, 7, 60])
 @pytest.mark.parametrize("kind", ALL)
-def test_every_extreme_is_solved(kind: str, n: int) -> None:
+def test_every_extreme_is_solved(kind, n):
     random = np.random.default_rng(0)
     olds = (np.full(n, 1.0 / n), np.eye(n)[0], random.dirichlet(np.full(n, 0.2)))
     priors = (None, 10.0 ** random.uniform(-3, 0, n))
@@ -60,7 +58,7 @@ def test_every_extreme_is_solved(kind: str, n: int) -> None:
 @pytest.mark.cover(1)
 @pytest.mark.parametrize("kind", ALL)
 @pytest.mark.parametrize("prior", ["uniform", "random"])
-def test_a_hundred_thousand_clients(kind: str, prior: str) -> None:
+def test_a_hundred_thousand_clients(kind, prior):
     n = 100_000
     random = np.random.default_rng(0)
     losses = random.exponential(size=n)
@@ -78,36 +76,7 @@ def test_a_hundred_thousand_clients(kind: str, prior: str) -> None:
         np.testing.assert_allclose(objective.prox(losses, best, sigma), best, rtol=1e-8, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", ON_SIMPLEX)
-def test_one_client_has_all_the_weight(kind: str) -> None:
-    objective = build(kind, 0.5, np.array([3.0]), None)
-    assert objective.prox([3.0], [1.0], 0.1).tolist() == [1.0]
-    assert objective.maximizer([3.0]).tolist() == [1.0]
-    assert objective.support([3.0]) == 3.0
-
-
-@pytest.mark.parametrize("kind", ON_SIMPLEX)
-def test_equal_losses_give_their_common_value(kind: str) -> None:
-    prior = np.array([0.5, 0.2, 0.3])
-    objective = build(kind, 0.4, np.ones(3), prior)
-    np.testing.assert_allclose(objective.maximizer(np.full(3, 1e8)), prior, rtol=1e-14)
-    assert objective.support(np.full(3, 1e8)) == pytest.approx(1e8, rel=1e-15)
-
-
-@pytest.mark.parametrize(
-    "objective", [Agnostic(), ChiSquare(1e-7), CVaR(0.4), Tilted(1e-7), ChiSquareBall(0.7)]
-)
-def test_tiny_differences_between_big_losses_count(objective) -> None:
-    tiny = np.array([0.0, 3.0, 1.0, 2.0]) * 2.0**-24  # still exact on top of 2^27 ≈ 1.3e8
-    old = np.full(4, 0.25)
-    np.testing.assert_array_equal(
-        objective.prox(2.0**27 + tiny, old, 1e6), objective.prox(tiny, old, 1e6)
-    )
-    np.testing.assert_array_equal(objective.maximizer(2.0**27 + tiny), objective.maximizer(tiny))
-    assert objective.maximizer(2.0**27 + tiny)[1] > 0.3
-
-
-def test_a_long_capped_step_keeps_the_old_weights_among_ties() -> None:
+def test_a_long_capped_step_keeps_the_old_weights_among_ties():
     """Measured from the largest loss, σs would swamp l in the tie that decides (1e20 against 1)."""
     losses = np.array([1e8, 0.0, 0.0, 0.0])
     old = np.array([0.25, 0.375, 0.25, 0.125])
@@ -117,7 +86,7 @@ def test_a_long_capped_step_keeps_the_old_weights_among_ties() -> None:
     )
 
 
-def test_a_client_with_a_tiny_prior_does_not_upset_the_sum() -> None:
+def test_a_client_with_a_tiny_prior_does_not_upset_the_sum():
     prior = np.array([1e-12, 1.0, 1.0])
     for objective in (
         ChiSquare(1.0, prior),
@@ -133,7 +102,7 @@ def test_a_client_with_a_tiny_prior_does_not_upset_the_sum() -> None:
         )
 
 
-def test_large_exponents_overflow_to_infinity_and_not_to_nan() -> None:
+def test_large_exponents_overflow_to_infinity_and_not_to_nan():
     assert QFair(100.0).support([1e8, 1.0]) == np.inf
     assert np.isfinite(QFair(100.0).prox([1e8, 1.0], [0.5, 0.5], 1e3)).all()
     assert np.isfinite(QFair(100.0).start(np.array([1e8, 1.0]))).all()

@@ -1,14 +1,10 @@
-"""The proximal step: optimal by definition, feasible to rounding, with the properties of every
-prox.
-"""
-
-from __future__ import annotations
+"""The proximal step and the support function: optimal by definition, feasible to rounding."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from objective_cases import ALL, ON_SIMPLEX, Step, build, optimality_error, powers, steps, vectors
+from objective_cases import ALL, ON_SIMPLEX, optimality_error, steps
 
 from cases.objectives import contains
 from scaffpd.objectives import ChiSquare, ChiSquareBall, CVaR, Nash
@@ -17,7 +13,7 @@ each = pytest.mark.parametrize("kind", ALL)
 quick = settings(deadline=None, max_examples=7, derandomize=True)
 
 
-def assert_feasible(objective, lam: np.ndarray) -> None:
+def assert_feasible(objective, lam):
     assert lam.dtype == np.float64
     assert np.all(np.isfinite(lam))
     assert np.all(lam >= 0.0)
@@ -37,7 +33,7 @@ def assert_feasible(objective, lam: np.ndarray) -> None:
 @each
 @given(step=steps())
 @quick
-def test_prox_is_optimal_and_feasible(kind: str, step: Step) -> None:
+def test_prox_is_optimal_and_feasible(kind, step):
     objective = step.objective(kind)
     lam = objective.prox(step.losses, step.old, step.sigma)
     assert_feasible(objective, lam)
@@ -47,7 +43,7 @@ def test_prox_is_optimal_and_feasible(kind: str, step: Step) -> None:
 @each
 @given(step=steps(exponent=2.0))
 @quick
-def test_moreau_identity_ties_prox_to_support(kind: str, step: Step) -> None:
+def test_moreau_identity_ties_prox_to_support(kind, step):
     """λ = prox_σ(s, l) if and only if λ attains the support function at s − (λ − l)/σ."""
     objective = step.objective(kind)
     lam = objective.prox(step.losses, step.old, step.sigma)
@@ -61,52 +57,10 @@ def test_moreau_identity_ties_prox_to_support(kind: str, step: Step) -> None:
     assert objective.support(at) == pytest.approx(attained, rel=0, abs=1e-11 * scale)
 
 
-@each
-@given(step=steps(), data=st.data())
-@quick
-def test_prox_is_nonexpansive_and_monotone(kind: str, step: Step, data: st.DataObject) -> None:
-    objective = step.objective(kind)
-    n = len(step.losses)
-    other = step.losses + data.draw(vectors(n, st.floats(-1.0, 1.0))) * data.draw(powers(-6, 3))
-    one, two = (objective.prox(s, step.old, step.sigma) for s in (step.losses, other))
-    moved = step.sigma * (step.losses - other)
-    size = 1.0 + max(one.max(), two.max())
-    assert np.linalg.norm(one - two) <= np.linalg.norm(moved) * (1.0 + 1e-9) + 1e-13 * size
-    assert (one - two) @ moved >= np.sum((one - two) ** 2) - 1e-13 * size * (
-        np.linalg.norm(moved) + size
-    )
-    near = objective.prox(step.losses, step.old[::-1], step.sigma)
-    assert (
-        np.linalg.norm(one - near)
-        <= np.linalg.norm(step.old - step.old[::-1]) * (1.0 + 1e-9) + 1e-13 * size
-    )
-
-
-@each
-@given(step=steps(), seed=st.integers(0, 2**16))
-@quick
-def test_prox_and_support_do_not_depend_on_the_order_of_clients(
-    kind: str, step: Step, seed: int
-) -> None:
-    order = np.random.default_rng(seed).permutation(len(step.losses))
-    prior = None if step.prior is None else step.prior[order]
-    here = step.objective(kind)
-    there = build(kind, step.parameter, step.losses[order], prior)
-    for one, two in (
-        (
-            here.prox(step.losses, step.old, step.sigma),
-            there.prox(step.losses[order], step.old[order], step.sigma),
-        ),
-        (here.maximizer(step.losses), there.maximizer(step.losses[order])),
-    ):
-        np.testing.assert_allclose(one[order], two, rtol=1e-11, atol=1e-13)
-    assert here.support(step.losses) == pytest.approx(there.support(step.losses[order]), rel=1e-12)
-
-
 @pytest.mark.parametrize("kind", ON_SIMPLEX)
 @given(step=steps(exponent=2.0), shift=st.sampled_from([-(2.0**40), -1.0, 2.0**10, 2.0**40]))
 @quick
-def test_a_common_shift_of_losses_changes_nothing(kind: str, step: Step, shift: float) -> None:
+def test_a_common_shift_of_losses_changes_nothing(kind, step, shift):
     losses = np.round(step.losses * 2.0**10) / 2.0**10  # then losses + shift has no rounding error
     objective = step.objective(kind)
     lam = objective.prox(losses, step.old, step.sigma)
@@ -120,8 +74,14 @@ def test_a_common_shift_of_losses_changes_nothing(kind: str, step: Step, shift: 
 @each
 @given(step=steps())
 @quick
-def test_maximizer_is_a_fixed_point_of_every_step(kind: str, step: Step) -> None:
+def test_support_is_attained_at_the_maximizer(kind, step):
     objective = step.objective(kind)
     best = objective.maximizer(step.losses)
-    again = objective.prox(step.losses, best, step.sigma)
-    np.testing.assert_allclose(again, best, rtol=1e-9, atol=1e-12 * best.max())
+    assert contains(objective, best, 1e-12) or kind == "QFair"
+    attained = step.losses @ best - objective.value(best)
+    scale = np.abs(step.losses) @ best + abs(objective.value(best)) + np.max(np.abs(step.losses))
+    scale += 1e-12
+    if isinstance(objective, Nash):  # Σ λb − Σ λL cancels
+        scale += np.abs(objective.levels(len(best))) @ best
+    assert isinstance(objective.support(step.losses), float)
+    assert objective.support(step.losses) == pytest.approx(attained, rel=0, abs=1e-13 * scale)

@@ -2,8 +2,6 @@
 shares of it stay.
 """
 
-from __future__ import annotations
-
 import inspect
 
 import numpy as np
@@ -17,7 +15,6 @@ from scaffpd.objectives import (
     OBJECTIVES,
     Agnostic,
     Average,
-    Objective,
     named,
 )
 
@@ -28,7 +25,7 @@ OTHERS = {
 }  # a value for every other argument of an objective
 
 
-def complete(kind: type[Objective], strength: float) -> Objective:
+def complete(kind, strength):
     """The objective with every argument given; an argument without a value above fails the test."""
     names = [name for name in inspect.signature(kind).parameters if name != kind.parameter]
     return kind(**{kind.parameter: strength}, **{name: OTHERS[name] for name in names})
@@ -37,7 +34,7 @@ def complete(kind: type[Objective], strength: float) -> Objective:
 @pytest.mark.parametrize("name", STRONG)
 @given(old=st.floats(0.01, 1.0), new=st.floats(0.01, 1.0))
 @settings(deadline=None, max_examples=10, derandomize=True)
-def test_every_other_setting_survives(name: str, old: float, new: float) -> None:
+def test_every_other_setting_survives(name, old, new):
     before = complete(OBJECTIVES[name], old)
     after = before.with_strength(new)
     fresh = complete(OBJECTIVES[name], new)
@@ -55,7 +52,7 @@ def test_every_other_setting_survives(name: str, old: float, new: float) -> None
 
 
 @pytest.mark.parametrize("name", STRONG)
-def test_a_strength_is_checked_as_in_the_constructor(name: str) -> None:
+def test_a_strength_is_checked_as_in_the_constructor(name):
     kind = OBJECTIVES[name]
     for wrong in (
         np.nan,
@@ -72,14 +69,14 @@ def test_a_strength_is_checked_as_in_the_constructor(name: str) -> None:
 
 
 @pytest.mark.parametrize("objective", [Average(), Agnostic([1, 2])], ids=str)
-def test_what_has_no_strength_says_so(objective: Objective) -> None:
+def test_what_has_no_strength_says_so(objective):
     assert objective.strength is None
     with pytest.raises(InputError, match=f"{type(objective).__name__} has no strength"):
         objective.with_strength(1.0)
 
 
 @pytest.mark.parametrize("name", STRONG)
-def test_a_class_says_what_its_strength_is(name: str) -> None:
+def test_a_class_says_what_its_strength_is(name):
     kind = OBJECTIVES[name]
     assert kind.parameter in inspect.signature(kind).parameters
     assert kind.meaning.startswith(f"{kind.symbol or kind.parameter} ")

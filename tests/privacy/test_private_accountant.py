@@ -1,8 +1,6 @@
 """ε of what clients release: by closed forms, by another accountant, back from ε to noise, and the
 budget."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np
@@ -58,12 +56,12 @@ def test_methods_in_a_row_share_a_budget():
     methods = [sp.FedAvg(local_steps=2, local_rate=0.1), sp.fair(sp.ChiSquare(0.1), local_steps=3)]
     model = sp.Private.solved(linear(), 2, methods, rounds=4, radius=2, secret=1)
     cohort = sp.Cohort(clients(), model)
-    first, last = (sp.train(method, cohort, rounds=4, progress=False).privacy for method in methods)
+    first, last = (sp.train(method, cohort, rounds=4).privacy for method in methods)
     assert first.worst < last.worst <= 2
     assert last.worst == pytest.approx(2, abs=1e-6)
     assert "(ε, δ) = (2.00, 1e-05)" in str(last)
     with refuses("privacy-budget"):
-        sp.train(methods[0], cohort, rounds=5, progress=False)
+        sp.train(methods[0], cohort, rounds=5)
 
 
 def test_an_answer_beyond_the_budget_is_refused_and_costs_nothing():
@@ -104,13 +102,13 @@ def test_a_missing_package_is_a_sentence(package, monkeypatch):
 
     def run():
         model = sp.Private(linear(), noise=2.0, radius=1.0)
-        sp.train(sp.FedAvg(), sp.Cohort(clients(), model), 1, progress=False)
+        sp.train(sp.FedAvg(), sp.Cohort(clients(), model), 1)
 
     with pytest.raises(sp.InputError, match=r"is not installed: pip install 'scaffpd\[privacy\]'"):
         run()
 
 
-# ------------------------------------------------------------------ what methods ask
+# --- what methods ask
 
 CHI = sp.ChiSquare(rho=0.5)
 RATE = {"local_steps": 3, "local_rate": 0.05}
@@ -135,12 +133,12 @@ def test_releases_are_as_foreseen(method):
     """The most that a client is asked, against what an oracle notes; and the account never counts
     more."""
     model = Recorded(linear())
-    assert sp.train(method, sp.Cohort(clients(), model), rounds=6, progress=False).rounds == 6
+    assert sp.train(method, sp.Cohort(clients(), model), rounds=6).rounds == 6
     foreseen = method.releases(6)
     assert foreseen == ReleaseCounts(model.count("gradient"), model.count("loss"))
     private = sp.Private(linear(), noise=6.0, loss_noise=9.0, radius=2.0, secret=2)
     cohort = sp.Cohort(clients(), private)
-    result = sp.train(method, cohort, rounds=6, progress=False)
+    result = sp.train(method, cohort, rounds=6)
     most = foreseen.gradients / 36 + foreseen.losses / 81
     assert np.all(cohort.account.sums <= most * (1 + 1e-12))
     if not isinstance(method, sp.DRFA) and "Auto" not in repr(method):
@@ -155,9 +153,7 @@ def test_fair_is_scaff_pd_with_public_rates():
     methods = sp.fair(CHI, 3), sp.ScaffPD(CHI, 3, None, steps)
     assert methods[0].releases(5) == methods[1].releases(5)
     model = sp.Private(linear(), noise=6.0, radius=2.0, secret=2)
-    one, same = (
-        sp.train(method, sp.Cohort(clients(), model), 5, progress=False) for method in methods
-    )
+    one, same = (sp.train(method, sp.Cohort(clients(), model), 5) for method in methods)
     assert np.array_equal(one.x, same.x)
     assert np.array_equal(one.privacy.epsilon, same.privacy.epsilon)
     assert one.certificate == np.inf
@@ -172,7 +168,7 @@ def test_a_resumed_run_is_the_same_run_at_the_same_price(method, tmp_path):
     def run(rounds, secret=1, **more):
         model = sp.Private(linear(), noise=5.0, radius=2.0, secret=secret)
         cohort = sp.Cohort(clients(), model)
-        return sp.train(method, cohort, rounds=rounds, progress=False, **more), cohort
+        return sp.train(method, cohort, rounds=rounds, **more), cohort
 
     whole, _ = run(9)
     run(4, checkpoint=tmp_path / "run")
@@ -193,7 +189,7 @@ def test_what_was_spent_before_a_budget_ran_out_is_in_the_checkpoint(tmp_path):
         model = sp.Private(linear(), noise=5.0, radius=2.0, secret=1, budget=2.0)
         cohort = sp.Cohort(clients(), model)
         with refuses("privacy-budget"):
-            sp.train(METHODS[0], cohort, rounds=100, progress=False, checkpoint=tmp_path / "run")
+            sp.train(METHODS[0], cohort, rounds=100, checkpoint=tmp_path / "run")
         spent.append((cohort.account.total, cohort.privacy.worst))
     assert spent[0] == spent[1]
     assert 1.5 < spent[0][1] <= 2.0

@@ -1,8 +1,6 @@
 """Answers of private clients: size and origin of their noise, what they cost, and what is
 refused."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 
 import numpy as np
@@ -200,26 +198,11 @@ def test_held_out_rows_and_scores_are_the_experimenters():
     assert cohort.privacy.worst == 0
 
 
-@pytest.mark.parametrize("loss", ["squared", "softmax", "network"])
-def test_single_precision_is_as_private(loss):
-    model = network() if loss == "network" else linear(loss)
-    data = clients("softmax" if loss == "network" else loss)
-    made = sp.Private(model, noise=4.0, smoothness=2.0, secret=2)
-    method = sp.ScaffPD(CHI, 2, steps=sp.Fixed(tau=0.05, sigma=0.1, local_rate=0.02))
-    results = [
-        sp.train(method, sp.Cohort(data, made, dtype=dtype), 3, progress=False)
-        for dtype in (torch.float32, torch.float64)
-    ]
-    assert results[0].x.dtype == np.float32
-    assert np.array_equal(results[0].privacy.epsilon, results[1].privacy.epsilon)
-    assert np.isfinite(results[0].x).all()
-
-
 def test_clipped_and_noisy_losses_that_stay_do_not_say_that_nothing_moves():
     """All records' losses are above the clip, wherever x is."""
     model = sp.Private(linear(), noise=0.1, loss_noise=1e-4, loss_clip=0.1, radius=2.0, secret=1)
     method = sp.ScaffPD(CHI, local_steps=1, steps=sp.Fixed(tau=0.02, sigma=0.1))
-    result = sp.train(method, sp.Cohort(clients(), model), rounds=5, progress=False)
+    result = sp.train(method, sp.Cohort(clients(), model), rounds=5)
     np.testing.assert_allclose(result.history.losses, 0.1, rtol=4e-4)
     assert np.abs(result.x).max() > 1e-3
     assert result.status is sp.Status.ROUND_LIMIT
@@ -254,14 +237,14 @@ def test_questions_that_are_refused():
             lambda: cohort.losses(X, 4),
             lambda: cohort.local_updates(X, None, None, LocalPlan(1, 0.1, batch_size=4)),
         ],
-        "no-public-smoothness": [lambda: sp.train(sp.FedAvg(), bare, rounds=1, progress=False)],
+        "no-public-smoothness": [lambda: sp.train(sp.FedAvg(), bare, rounds=1)],
         "network-not-per-record": [lambda: odd.gradients(odd.start())],
     }
     for code, asks in refused.items():
         for ask in asks:
             with refuses(code):
                 ask()
-    sp.train(sp.FedAvg(local_rate=0.1), bare, rounds=1, progress=False)
+    sp.train(sp.FedAvg(local_rate=0.1), bare, rounds=1)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,6 @@
 """Clipped sums: against a loop over records by autograd, and that no record moves them by more than
 the clip."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Clipping of records at the ends of the number format: no record counts for more than C."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

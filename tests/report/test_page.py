@@ -1,7 +1,5 @@
 """The page: one file that stands alone, drawn by a real browser where there is one."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The verdict says what the numbers say: gains, losses, nothing, few rows, no proof."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -14,7 +12,6 @@ from scaffpd.report.page.verdict import (
     SEEDED,
     answers,
     cautions,
-    meanings,
     promise,
     sure,
     verdict,
@@ -58,10 +55,7 @@ def moved(worst, rest):
     ("after", "sentence"),
     [
         (moved(0.112, -0.038), "gains 11.2 points; the average loses 0.8 points."),
-        (moved(0.112, 0.0), "gains 11.2 points; the average gains 2.2 points."),
-        (moved(0.08, -0.02), "gains 8.0 points; the average stays where it was."),
         (moved(-0.03, 0.02), "loses 3.0 points; the average gains 1.0 points."),
-        (moved(0.0, -0.02), "stays where it was; the average loses 1.6 points."),
         (moved(0.0004, 0.0), "stays where it was; the average stays where it was."),
         (moved(0.0006, 0.0), "gains 0.1 points; the average stays where it was."),
     ],
@@ -69,19 +63,6 @@ def moved(worst, rest):
 def test_gains_and_losses(after, sentence):
     said = verdict(story(TEN, after))[0]
     assert said == f"{INSTEAD}, the worst-served fifth of clients {sentence}"
-
-
-@pytest.mark.parametrize(
-    ("after", "sentence"),
-    [
-        ([55.0, 40.0], "falls by 8.3 %; the average falls by 5.0 %."),
-        ([54.0, 47.0], "falls by 10.0 %; the average rises by 1.0 %."),
-        ([60.01, 40.0], "stays where it was; the average stays where it was."),
-    ],
-)
-def test_errors_fall_and_rise(after, sentence):
-    told = story([60.0, 40.0], after, measure="rmse", word="decade")
-    assert verdict(told)[0] == f"{INSTEAD}, the error of the worst-served decade {sentence}"
 
 
 def test_rows_that_were_trained_on_are_called_so():
@@ -235,12 +216,6 @@ def test_few_rows_and_the_limits_of_privacy_are_warned_of():
     assert cautions(story(TEN, TEN, privacy=PrivacyRecord(**about))) == [NOT_COVERED]
     seeded = PrivacyRecord(**about, seeded=True)
     assert cautions(story(TEN, TEN, privacy=seeded)) == [SEEDED, NOT_COVERED]
-
-
-def test_symbols_are_explained_where_they_stand():
-    told = story(TEN, TEN)
-    assert meanings(told) == ""
-    assert meanings(changed(told, objective="ChiSquare(rho=0.1)")).startswith("ρ")
 
 
 def test_the_worst_fifth_is_that_of_the_metrics():

@@ -1,7 +1,5 @@
 """Times to an event, from a table to the page: events as files have them, scores, refusals."""
 
-from __future__ import annotations
-
 import csv
 from datetime import date, timedelta
 

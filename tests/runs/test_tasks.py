@@ -1,7 +1,5 @@
 """A task of one class, defined here, goes through reading, training, scores, page and predict."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Sums modulo 2¹²⁸ against exact fractions; masks that cancel, and that nothing else opens."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`Auto`: its formulas, and that it is safe on problems that nobody tuned it for."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Files as they come: each ends in a table, with what was detected said, or in a refusal."""
 
-from __future__ import annotations
-
 import gzip
 import io
 from datetime import date, datetime

@@ -1,7 +1,5 @@
 """Files become columns: separators and decimal marks, and what a cell means."""
 
-from __future__ import annotations
-
 import csv
 import sys
 from datetime import date, datetime
@@ -58,13 +56,6 @@ def test_a_decimal_comma_is_found_out_where_it_is_certain(tmp_path, mark):
     assert values(unsure, decimal=",")["x"] == [1.5, 12.25]
 
 
-def test_a_decimal_mark_may_be_given(tmp_path):
-    path = write(tmp_path, 'x,y\n"1,5",1\n"2",2\n')
-    with refuses("decimal-mark-unclear"):
-        values(path)
-    assert values(path, decimal=",")["x"] == [1.5, 2]
-
-
 def test_two_decimal_marks_in_one_file_are_refused(tmp_path):
     path = write(tmp_path, "x;y;z\n1,5;1.5;1\n2,5;2.5;2\n")
     for names in (("x", "z", "y"), ("y", "x")):
@@ -83,17 +74,12 @@ def test_lines_are_counted_as_an_editor_does(tmp_path):
 
 
 def test_rows_longer_than_pyarrow_s_blocks_are_read(tmp_path):
-    wide = 60_000
-    path = write(
-        tmp_path,
-        ",".join(f"c{k}" for k in range(wide))
-        + "\n"
-        + (",".join(["12345678901234567890"] * wide) + "\n") * 2,
-    )
-    assert values(path, "c0", f"c{wide - 1}") == {
-        "c0": [12345678901234567890.0] * 2,
-        f"c{wide - 1}": [12345678901234567890.0] * 2,
-    }
+    """pyarrow gives up on three of these: it says that an object straddles two blocks."""
+    wide, cell = 5000, "1" * 300
+    header = ",".join(f"c{k}" for k in range(wide))
+    path = write(tmp_path, header + "\n" + (",".join([cell] * wide) + "\n") * 3)
+    last = f"c{wide - 1}"
+    assert values(path, "c0", last) == {"c0": [float(cell)] * 3, last: [float(cell)] * 3}
 
 
 CELLS = [

@@ -1,7 +1,5 @@
 """Codes for missing values and columns that give the target away: said, if there is reason."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path
@@ -39,7 +37,7 @@ def said(found):
     return [remark for remark in found.remarks if any(part in remark for part in SAID)]
 
 
-# ------------------------------------------------------------------ codes for missing values
+# --- codes for missing values
 
 
 def test_a_code_is_named_and_then_missing(tmp_path):
@@ -124,7 +122,7 @@ def test_labels_counts_and_ages_have_no_code(values):
     assert suspected_codes(np.array(values, dtype=float)) == []
 
 
-# ------------------------------------------------------------------ columns that tell the target
+# --- columns that tell the target
 
 LEAKS = {
     "copy": lambda k, r: 2 * label(k, r) + 1,
@@ -217,7 +215,7 @@ def test_a_silos_own_check_says_both(tmp_path, capsys):
     assert "data.missing, which only tables have" in capsys.readouterr().err
 
 
-# ------------------------------------------------------------------ names and decimal marks
+# --- names and decimal marks
 
 
 def test_decimal_commas_are_said_once(tmp_path):

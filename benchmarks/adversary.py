@@ -1,14 +1,12 @@
 """Points at which a certificate is hard to keep, and the truth about them to 150 digits.
 
-    PYTHONPATH=src:benchmarks python tests/adversary.py --points 10000 --processes 2
+    python benchmarks/adversary.py --points 10000 --processes 2
 
 draws points of all kinds, compares every certificate with the true duality gap and every bound on
 rounding with the true error, and prints how many were broken and how close the tightest came. The
 truth is written from the definitions alone, with mpmath: nothing of the package takes part in it
 but the numbers that it returned.
 """
-
-from __future__ import annotations
 
 import argparse
 import time
@@ -101,7 +99,7 @@ def prior(objective, n):
 
 
 def penalised(L, p, rho, cap=None):
-    """max over the simplex (below the cap) of ⟨L, λ⟩ − (ρ/2) Σ (λ−p)²/p, by the piece on which
+    """Max over the simplex (below the cap) of ⟨L, λ⟩ − (ρ/2) Σ (λ−p)²/p, by the piece on which
     Σλ(ν) = 1.
     """
     cap = mpf(1) if cap is None else mpf(cap)
@@ -428,8 +426,6 @@ def problem(point: Point):
         X = (10**point.features_scale * entries(random, (m, point.features), point.pattern)).astype(
             kind
         )
-        if point.store == "table":
-            X = X.astype(np.float32)
         if point.loss == "squared":
             y = (10**point.targets_scale * entries(random, (m, outputs), point.pattern)).astype(
                 kind
@@ -554,9 +550,7 @@ def place(point: Point, cohort, random, clients):
     objective = objective_of(point, losses, random)
     if not np.isfinite(objective.support(losses)):
         return near, None, None
-    found = sp.train(
-        sp.SubspaceSaddle(objective), cohort, rounds=int(random.integers(1, 8)), progress=False
-    )
+    found = sp.train(sp.SubspaceSaddle(objective), cohort, rounds=int(random.integers(1, 8)))
     return (
         torch.from_numpy(found.x).to(x),
         found.weights,

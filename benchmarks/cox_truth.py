@@ -1,11 +1,9 @@
 """Cox's model to 150 digits, from the definition alone, and points that are hard for a certificate.
 
-    PYTHONPATH=src:tests python tests/models/cox_truth.py 2000
+    python benchmarks/cox_truth.py 2000
 
 draws points and prints how many bounds were broken, and how loose they are.
 """
-
-from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
@@ -220,7 +218,7 @@ def judged(random) -> tuple[tuple[str, ...], float]:
     point = hostile.Point(0, str(random.choice(OBJECTIVES)))
     objective = hostile.objective_of(point, at.losses if at.losses.any() else at.losses + 1, random)
     rounds = int(random.integers(0, 9))
-    found = sp.train(sp.fair(objective), cohort, rounds, 1e-12, progress=False) if rounds else None
+    found = sp.train(sp.fair(objective), cohort, rounds, 1e-12) if rounds else None
     unit = 1 / np.sqrt(float(cohort.constants().smoothness.max()))
     near = unit * random.standard_normal(len(cohort.start()))
     x = 10 ** random.uniform(-16, 1) * near
