@@ -83,14 +83,19 @@ class Climb(ABC):
         fastest = np.full((len(self.scale), 1), FASTER)
         best = np.full(len(self.scale), -np.inf)
         while True:
+            # where the evidence is largest, sums of squares equal degrees of freedom: a = b
             a, b = self._sums()
             known = (a > 0) & (b > 0)
+            # in logarithms, so that no step makes a variance negative
             residual = np.log(np.where(known, a, 1) / np.where(known, b, 1))
+            # one at its limit wants to grow for ever, which is no reason to go on
             residual[self._capped() & (residual > 0)] = 0.0
+            # (a − b)/2 is the slope of log E, so this is what a round can gain
             active = np.abs((a - b) * residual).sum(1) / 2 + self.decrease >= tol
             if self.rounds == LIMIT or not active.any():
                 return
-            # a flat x that rows separate is anywhere, and with it the evidence
+            # A step that has lost evidence was too long. A flat x that rows separate is anywhere,
+            # and with it the evidence, which then tells nothing about the step.
             if not self.problem.means:
                 fastest[self.evidence < best - SLACK] /= 2
             best = np.maximum(best, self.evidence)
@@ -103,8 +108,10 @@ class Climb(ABC):
     def _sums(self) -> tuple[Vector, Vector]:
         """Return every family's sums of squares and degrees of freedom, and last those of σ²."""
         a, b = (_added(self.families, part) for part in (self.size, self.freedom))
+        # the last column was that of number −1, and now is that of σ²: a = b where there is none
         a[:, -1] = b[:, -1] = 1.0
         if self.problem.squared:
+            # as many rows are spent as the coefficients have degrees of freedom
             free = np.maximum(self.targets - self.freedom.sum(1), 1e-9)
             a[:, -1] = self.residual + (self.tied * self.size).sum(1)
             b[:, -1] = free + (self.tied * self.freedom).sum(1)
@@ -123,6 +130,7 @@ class Climb(ABC):
         self.scale = before * np.exp(change[:, -1])
         if self.problem.squared:
             self.scale = np.maximum(self.scale, 2 * LEAST * self.problem.noise)
+        # number −1 takes the last column, that of σ², and `inside` drops it
         factor = np.exp(np.take_along_axis(change, self.families, 1))
         fixed = np.where(self.tied, (self.scale / before)[:, None], 1.0) * self.variances
         self.variances = np.where(inside, np.minimum(self.variances * factor, self.most), fixed)
@@ -142,6 +150,7 @@ def faster(
     factor = np.ones_like(residual)
     if before is not None:
         moved = np.abs(before[0]) > 1e-9
+        # a secant step per variance: the root of the line through the last two residuals
         slope = (residual - before[1]) / np.where(moved, before[0], 1)
         factor = np.where(moved, np.clip(-1 / np.minimum(slope, -0.01), 0.5, fastest), 1)
     return np.clip(factor * residual, -np.log(JUMP), np.log(JUMP))

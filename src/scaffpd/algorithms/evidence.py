@@ -154,6 +154,8 @@ class Evidence:
         self.means = means and loss not in ("squared", "cox") and outputs == 1
         self._measure(groups[-1] == INTERCEPT, loss == "poisson")
 
+    # Units make strengths comparable: whatever a column is measured in, a variance of one unit lets
+    # its group explain about all of the targets, and the climb starts at shares of that.
     def _measure(self, intercept: bool, counts: bool) -> None:
         """Find n, and the unit of every feature: a variance that lets its group explain about all.
 
@@ -163,6 +165,8 @@ class Evidence:
         flat = Prior(np.zeros(features), np.full(features, np.inf), 1.0)
         x = self.zero()
         k = self.coupled
+        # from x = 0 one Newton step of the intercept finds the mean; of counts, whose curvature
+        # changes with it, a few do
         for _ in range(8 if intercept and counts else 1):
             (total, _, n), gradient, Q = self.ask(flat, x, None)[1]
             if intercept and k == 1:
@@ -172,6 +176,8 @@ class Evidence:
         each = Q.view(features, k, features, k).diagonal(dim1=1, dim2=3)  # by output
         h = each.diagonal(dim1=0, dim2=1)
         if intercept:
+            # what a column adds beside the intercept: its curvature about the mean, unless it is
+            # constant, where nothing would be left
             centred = h - (each[:, -1].square() / each[-1, -1]).mT
             h = torch.where(centred > 1e-10 * h, centred, h)
         self.n = n
@@ -212,6 +218,7 @@ class Evidence:
         question, ((total, determinants, n), gradient, Q) = self.ask(prior, x, start)
         omega = self._rows(prior.omega)[:, None]
         root = omega.sqrt()
+        # I + W^½QW^½ has no infinite entry where ω is 0, and is far from singular
         scaled = root * Q * root.mT
         scaled.diagonal().add_(1)
         L = torch.linalg.cholesky(scaled)
@@ -220,6 +227,7 @@ class Evidence:
         step = -(C @ slope)
         decrease = -float((slope * step).sum()) / 2
         value = total + float((x.square() / omega).sum()) / 2
+        # a mean over u_i, not its mode: the determinants belong to Φ and move with x
         if self.means:
             value += determinants / 2
             determinants = 0.0
@@ -250,6 +258,7 @@ class Evidence:
         omega = self._rows(point.prior.omega)
         size = (point.x + point.step).square().sum(1) / omega
         size_freedom = self.copies * (1 - point.C.diagonal() / omega)
+        # Φ at the mode is (RSS/σ² + all sums of squares)/2
         left = point.value - point.decrease - float(spread[0].sum() + size.sum()) / 2
         a, b, c, d = map(self._per_feature, (spread[0], size, spread[1], size_freedom))
         return np.append(a, b)[None], np.append(c, d)[None], np.array([2 * left])
@@ -330,10 +339,12 @@ def climbed(
     groups = problem.groups
     scale = 2 * problem.noise if problem.squared else 1.0
     given = [np.full(len(groups), np.nan) if v is None else np.array(v) for v in (strength, l2)]
+    # one client differs from nobody
     if len(problem.federation.names) == 1:
         given[0][:] = np.inf
     free = [np.isnan(v) for v in given]
     tied = [~free[0], ~free[1]]
+    # a flat group, such as the intercept, is not shrunk towards 0
     wide = np.isin(groups, flat)
     with np.errstate(divide="ignore"):
         tau = np.where(free[0], START[0] * problem.share, scale / given[0])
@@ -349,6 +360,8 @@ def climbed(
         for side in (slice(len(groups)), slice(len(groups), None))
     ]
     rough = max(ROUGH[0], ROUGH[1] * max(more), tol)
+    # One variance for all groups; then one per group on either side, ω first, where that gains more
+    # than it costs. Fits are compared before they have converged: differences show early.
     best = _Shared(problem, Prior(tau, omega, scale), np.concatenate(tied)).started(families)
     if max(more) > 0:
         best.run(rough)

@@ -26,7 +26,7 @@ from scaffpd.federation import Constants, Federation
 from scaffpd.federation.plans import ReleaseCounts
 from scaffpd.objectives.base import Objective
 
-# numbers in a Hessian or in all gradients; multiplications for a Hessian, or to decompose it
+# numbers in a Hessian or in all gradients (256 MB); multiplications for a Hessian, or to solve
 NUMBERS = 2**25
 AFFORDABLE = 10**12
 STEPS = 100  # local steps of a round
@@ -65,6 +65,8 @@ class Fair(Algorithm):
     def _chosen(self, federation: Federation) -> tuple[Algorithm, str]:
         known = federation.constants()
         offered = self._offered(federation, known)
+        # fewest rounds first: Newton sees every client's gradient, the saddle method sums of them,
+        # Scaff-PD needs nothing but local steps
         if MinimaxNewton.needs <= offered:
             why = "the losses are convex, gradients are full, and a Hessian is affordable"
             return MinimaxNewton(self.objective), f"the minimax Newton method: {why}"
@@ -91,6 +93,7 @@ class Fair(Algorithm):
         in `Fair` has agreed to sums, and `MinimaxNewton` has to be asked for by its name.
         """
         d = federation.dimension
+        # a Hessian or all gradients, whichever is larger; d products with the data, or d³ to solve
         numbers = d * max(d, len(federation.names))
         work = d * max(federation.channel.work, d**2)
         facts = {
@@ -105,11 +108,13 @@ class Fair(Algorithm):
     def _scaff_pd(self, known: Constants) -> ScaffPD:
         number = self.local_steps or STEPS
         if known.noisy:
+            # whether a step was too long shows in losses, which are noisy: take none that may be
             eta = 1 / float(known.expected_smoothness(self.batch_size).max())
             rates = Fixed(number * eta, 1 / len(known.smoothness), theta=0.0, local_rate=eta)
             return ScaffPD(self.objective, number, self.batch_size, steps=rates)
         batch = self.batch_size
         if not known.convex:
+            # a network learns from a few rows nearly what all of them say: many short steps
             batch = BATCH if batch is None else batch
             number = self.local_steps or math.ceil(float(known.samples.mean()) / batch)
         return ScaffPD(self.objective, number, batch, steps=Auto())

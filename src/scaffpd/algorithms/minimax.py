@@ -219,6 +219,7 @@ def certify(
     error = inner(weights, rounding[1])
     if not (np.all(np.abs(losses) < LARGEST / 4) and modulus > 0) or weights.min() < 0:
         return NOTHING
+    # rounding may have left λ a little outside Λ, where ⟨L, λ⟩ − ψ(λ) may exceed the support
     outside = objective._stretch(weights)
     if outside > MOST:
         return NOTHING
@@ -229,6 +230,7 @@ def certify(
     room = (2 * modulus * mass) ** 0.5
     # `modulus`, `mass` and `error` are sums over clients, with one rounding per addition.
     wide = 1 + EPSILON * (2 * roundings(len(losses)) + 16)
+    # the bound as if nothing were rounded, and the one that holds: their difference is the floor
     g = float(gradient)
     primal = (g / room) ** 2
     most = (g + error) / room * wide
@@ -243,8 +245,10 @@ def _dual(objective: Objective, losses: Vector, weights: Vector, e: Vector) -> t
     mass = float(weights.sum()) if objective.simplex else 1.0
     # On the simplex a common shift of the losses changes nothing but the rounding: centre them.
     centred = losses - inner(weights, losses) / mass if objective.simplex else losses
+    # support grows with every loss, so the highest that the true losses may be bounds it from above
     highest = np.nextafter(centred + (e + EPSILON * np.abs(centred)) * (1 + 4 * EPSILON), np.inf)
     best = objective._ceiling(highest)
+    # how much of that is rounding: without it, the two parts could not be told apart
     raised = float(e.max()) if objective.simplex else best - objective._ceiling(centred)
     gained = weights * centred
     lost = weights * e

@@ -10,7 +10,7 @@ from scaffpd.models.personal import base_of
 from scaffpd.numbers import several
 from scaffpd.objectives import Average, Objective
 from scaffpd.pipeline.judging import MOST_NUMBERS, Judged, held_out_scores
-from scaffpd.pipeline.models import Trained
+from scaffpd.pipeline.models import TOL, Trained
 from scaffpd.pipeline.prepared import Prepared
 from scaffpd.pipeline.run import Record
 from scaffpd.pipeline.sites import SitesHere, Splits
@@ -18,8 +18,6 @@ from scaffpd.privacy import Private
 from scaffpd.settings.federation import FederationTerms
 from scaffpd.study.gains import AVERAGE, FAIR, PERSONAL, Joining
 from scaffpd.study.joining import JoiningSplit
-
-TOL = 1e-6  # of the silo's model of its own rows alone
 
 
 def named(terms: FederationTerms) -> str:

@@ -53,6 +53,8 @@ class Announced:
     vectors: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
+        # A question of one's own may not take a name of the package's: who reads an agreement must
+        # not take one for the other.
         known = QUESTIONS.get(cls.kind, cls)
         ours = known.__module__.startswith("scaffpd.") > cls.__module__.startswith("scaffpd.")
         base = Announced in cls.__bases__
