@@ -248,7 +248,7 @@ def _dual(objective: Objective, losses: Vector, weights: Vector, e: Vector) -> t
     # support grows with every loss, so the highest that the true losses may be bounds it from above
     highest = np.nextafter(centred + (e + EPSILON * np.abs(centred)) * (1 + 4 * EPSILON), np.inf)
     best = objective._ceiling(highest)
-    # how much of that is rounding: without it, the two parts could not be told apart
+    # how much of that is rounding: without it, the two parts could not be separated
     raised = float(e.max()) if objective.simplex else best - objective._ceiling(centred)
     gained = weights * centred
     lost = weights * e

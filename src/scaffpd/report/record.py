@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeVar
 
@@ -294,10 +293,10 @@ class RunRecord(RecordPart):
     made: str = ""  # when, in UTC
     version: str = ""
     measure: Annotated[
-        Measure, PlainValidator(_measure), PlainSerializer(attrgetter("name"), return_type=str)
+        Measure, PlainValidator(_measure), PlainSerializer(lambda one: one.name, return_type=str)
     ]
     task: Annotated[
-        Task, PlainValidator(_task), PlainSerializer(attrgetter("name"), return_type=str)
+        Task, PlainValidator(_task), PlainSerializer(lambda one: one.name, return_type=str)
     ] = Field(default="", validate_default=True)  # by the measure where it is left out
     split: Literal["train", "test"]  # the rows that scores are about
     labels: list[str] = []
