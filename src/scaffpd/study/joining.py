@@ -80,10 +80,11 @@ def joining(
             "joining-not-linear",
             f"joining compares linear models: give Linear(...), got {model!r}.",
         )
-    if objective is not None and not isinstance(objective, Objective):
+    goal = ChiSquare(rho=0.1) if objective is None else objective
+    if not isinstance(goal, Objective):
         raise InputError(
             "not-an-objective",
-            f"joining needs an objective such as ChiSquare(rho=0.1), got {objective!r}.",
+            f"joining needs an objective such as ChiSquare(rho=0.1), got {goal!r}.",
         )
     if not test:
         raise InputError(
@@ -91,7 +92,6 @@ def joining(
             "joining needs held-out rows: give test= as one (X, y) per client.",
         )
     count("joining", "block", block)
-    goal = ChiSquare(rho=0.1) if objective is None else objective
     mine = model if isinstance(model, Personal) else Personal(model)
     # refuses what does not fit together
     cohort = Cohort(train, mine.model, names, test=test, settle=False)
@@ -153,8 +153,10 @@ class JoiningSplit:
             own = result.x if result.personal is None else result.personal
             answers[name] = np.broadcast_to(own, (len(sizes), len(result.x)))
         outputs = [
-            [np.tile(constant[i + 1], (len(X), 1))]
-            + [self.model.outputs(own[i], X) for own in answers.values()]
+            [
+                np.tile(constant[i + 1], (len(X), 1)),
+                *(self.model.outputs(own[i], X) for own in answers.values()),
+            ]
             for i, (X, _) in enumerate(self.test)
         ]
         evidence, score, task = self.scored(outputs, unit, block)
@@ -258,12 +260,8 @@ def constants(model: Linear, targets: Sequence[NDArray[np.float64]]) -> Array:
         classes = np.arange(model.classes or 2)
         parts = [(y.ravel()[:, None] == classes).astype(float) for y in targets]
     else:
-        parts = [
-            np.asarray(loss.encode([y], ["rows"], model.classes).arrays[0], float).reshape(
-                len(y), -1
-            )
-            for y in targets
-        ]
+        encoded = (loss.encode([y], ["rows"], model.classes).arrays[0] for y in targets)
+        parts = [np.asarray(y, float).reshape(len(y), -1) for y in encoded]
     n = np.array([len(part) for part in parts], dtype=float)[:, None]
     means = np.stack([w @ part / w.sum() for part, w in zip(parts, shares, strict=True)])
     centre = (n * means).sum(0) / n.sum()
