@@ -100,12 +100,11 @@ def _basis(rows: Tensor) -> Tensor:
     """
     length = BLOCK if rows.device.type == "cpu" else rows.shape[1]
     parts = [torch.linalg.qr(part.mT) for part in torch.split(rows, length, 1)]
+    first, R = parts[0] if len(parts) == 1 else torch.linalg.qr(torch.cat([R for _, R in parts]))
+    own = torch.from_numpy(_independent(R.double().cpu().numpy().T)).to(R)
     if len(parts) == 1:
-        Q, R = parts[0]
-        return torch.from_numpy(_independent(R.double().cpu().numpy().T)).to(Q) @ cast(Tensor, Q).mT
-    Q, R = torch.linalg.qr(torch.cat([R for _, R in parts]))
-    coordinates = Q @ torch.from_numpy(_independent(R.double().cpu().numpy().T)).to(Q).mT
-    pieces = torch.split(coordinates, [len(R) for _, R in parts])
+        return own @ cast(Tensor, first).mT
+    pieces = torch.split(first @ own.mT, [len(R) for _, R in parts])
     return torch.cat([piece.mT @ Q.mT for (Q, _), piece in zip(parts, pieces, strict=True)], 1)
 
 

@@ -27,12 +27,6 @@ NAME = "report.html"
 SCALE = 2  # pixels per point
 JINJA = ("jinja2", "Jinja2", "report")
 VEGA = ("vl_convert", "vl-convert", "report")
-KINDS = {
-    "train": "fairness report of a training run",
-    "path": "fairness report of a path from average to worst case",
-    "demo": "fairness report of the demo",
-    "deploy": "report of a deployed run",
-}
 
 
 def available() -> str | None:
@@ -133,7 +127,6 @@ def page(run: RunRecord, library: str) -> str:
     environment.filters |= {one.__name__: one for one in (whole, emphasised, plain, plural)}
     text: str = environment.get_template("page.html").render(
         run=run,
-        kind=KINDS[run.kind],
         colours=vega.css(),
         style=vega.packaged("page.css"),
         words=verdict,
