@@ -17,12 +17,11 @@ from typing import cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.algorithms.saddle import HIGHEST, Saddle, level_of, solve_saddle
 from scaffpd.federation import Vector
-from scaffpd.objectives.base import LARGEST, Objective
+from scaffpd.objectives.base import LARGEST, Matrix, Objective
 
 DEPENDENT = 1e-7  # columns with a smaller part outside the span of those before are rounding
 BLOCK = 2500  # coordinates
@@ -35,8 +34,8 @@ class SubspaceModel:
 
     objective: Objective  # (Λ, ψ)
     losses: Vector  # L_i
-    slopes: NDArray[np.float64]  # g_i, (N, k)
-    curvature: NDArray[np.float64]  # Q, (k, k)
+    slopes: Matrix  # g_i, (N, k)
+    curvature: Matrix  # Q, (k, k)
     weights: Vector  # λ
     w: Vector  # w_i
     stiffness: float = 0.0  # κ
@@ -108,7 +107,7 @@ def _basis(rows: Tensor) -> Tensor:
     return torch.cat([piece.mT @ Q.mT for (Q, _), piece in zip(parts, pieces, strict=True)], 1)
 
 
-def _independent(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+def _independent(rows: Matrix) -> Matrix:
     """Return an orthonormal basis, in rows, of the span of the rows, without dependent ones.
 
     The rows are those of a triangle: each adds its own last entry to the span of those before,

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from scaffpd.algorithms.evidence import Strengths
 from scaffpd.errors import InputError
@@ -24,6 +23,7 @@ from scaffpd.training.metrics import (
     NOISE,
     SMALL,
     YES,
+    Array,
     HeldOutMoments,
     RelativeGain,
     SplitTables,
@@ -35,7 +35,6 @@ from scaffpd.training.metrics import (
     worst_fifth,
 )
 
-Array = NDArray[np.float64]
 CONSTANT = "constant"
 ALONE = "alone"
 AVERAGE = "average"

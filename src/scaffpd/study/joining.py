@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import fdtrc
 
 from scaffpd.algorithms.fair import fair
@@ -31,15 +30,15 @@ from scaffpd.models.periods import at_risk
 from scaffpd.models.personal import base_of
 from scaffpd.objectives import Average, ChiSquare, Objective
 from scaffpd.study.alone import fit_alone
-from scaffpd.study.gains import ALONE, AVERAGE, CONSTANT, FAIR, PERSONAL, Array, Joining
+from scaffpd.study.gains import ALONE, AVERAGE, CONSTANT, FAIR, PERSONAL, Joining
 from scaffpd.tasks import solving
 from scaffpd.tasks.base import Task
 from scaffpd.training.cohort import Cohort, Pair, in_order
 from scaffpd.training.loop import Result
 from scaffpd.training.loop import train as run
-from scaffpd.training.metrics import HeldOutMoments
+from scaffpd.training.metrics import Array, HeldOutMoments
 
-Rows = tuple[Array, NDArray[np.float64]]
+Rows = tuple[Array, Array]
 
 
 def joining(
@@ -242,7 +241,7 @@ def provable(model: object) -> bool:
     return isinstance(base, Linear) and bool(np.min(np.asarray(base.l2, dtype=float)) > 0)
 
 
-def constants(model: Linear, targets: Sequence[NDArray[np.float64]]) -> Array:
+def constants(model: Linear, targets: Sequence[Array]) -> Array:
     """Return outputs that know no column: of a client that nothing is known of, and of every one.
 
     They are those of the mean (Σ_j y_ij + m ȳ)/(n_i + m), of shares where y are labels: m rows of
@@ -283,7 +282,7 @@ def constants(model: Linear, targets: Sequence[NDArray[np.float64]]) -> Array:
     return loss.link(mean, 0.5 / rows)
 
 
-def _levels(model: Linear, targets: Sequence[NDArray[np.float64]]) -> Array:
+def _levels(model: Linear, targets: Sequence[Array]) -> Array:
     """Return the log-odds of an event in every period, of all clients; a zero without periods."""
     if not model.periods:
         return np.zeros(1)
