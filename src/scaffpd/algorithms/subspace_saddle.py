@@ -40,7 +40,7 @@ from scaffpd.algorithms.base import (
     steepest,
 )
 from scaffpd.algorithms.minimax import AnsweredState, MinimaxMethod, asked_again
-from scaffpd.algorithms.saddle import Saddle, solve_saddle
+from scaffpd.algorithms.saddle import solve_saddle
 from scaffpd.algorithms.subspace import SubspaceModel, orthonormal
 from scaffpd.errors import InputError, count
 from scaffpd.federation import Federation, ProximalPlan, Restriction, Vector
@@ -184,7 +184,9 @@ class SubspaceSaddle(MinimaxMethod[SubspaceSaddleState]):
         promised = around.merit - step.value
         finite = bool(np.all(np.abs(at.losses) < LARGEST / 4))
         gained = around.merit - model.merit(at.losses, tol) if finite else -np.inf
-        least = first_damping(step, promised, state.size)
+        # the first δ after a rejected trial: ½, or what takes back its promise, δκ‖α‖² = promise
+        stiff = max(STIFF * state.size * float(step.z @ step.z), TINY)
+        least = min(0.5, max(promised, 0.0) / stiff)
         if not gained >= 0.1 * promised - 2 * tol:
             if finite and state.accepted and not model.w.any():
                 # A second-order correction: the losses bend upwards by more than the model, each in
@@ -357,11 +359,3 @@ def damped(damping: float, gained: float, promised: float, least: float) -> floa
     if gained >= 0.75 * promised:
         return damping / 4 if damping > 0.1 * least else 0.0
     return max(2 * damping, 0.25) if gained < 0.25 * promised else damping
-
-
-def first_damping(step: Saddle, promised: float, size: float) -> float:
-    """Return the first δ after a rejected trial: ½, or what takes back half of its promise.
-
-    That is δκ‖α‖² = promise.
-    """
-    return min(0.5, max(promised, 0.0) / max(STIFF * size * float(step.z @ step.z), TINY))

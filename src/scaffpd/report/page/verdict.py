@@ -40,21 +40,6 @@ def verdict(run: RunRecord) -> list[str]:
     """State the result: the recommendation first, then what it rests on."""
     if run.joining is not None:
         return [run.joining.sentence, *run.joining.details]
-    return one_for_all(run)
-
-
-def asked(run: RunRecord) -> str:
-    """Return what was asked, as a question."""
-    if run.joining is None:
-        return run.title
-    goal = run.reading.target if run.reading else ""
-    what = f"predict “{goal}”" if goal else "predict times" if run.curves else "train"
-    many = several(len(run.clients), run.word)
-    return f"{run.title.split(':')[0]}: should {many} {what} together, or alone?"
-
-
-def one_for_all(run: RunRecord) -> list[str]:
-    """Compare the model after with the one before, or describe the only one."""
     main = run.pair[1] if run.pair else run.main
     one = main.overall
     if one is None:
@@ -69,6 +54,16 @@ def one_for_all(run: RunRecord) -> list[str]:
         return [capital(f"with {now} in the place of {was}, {change}."), f"{served}."]
     suggested = [f"Suggested: {run.path.why}"] if run.path else []
     return [*suggested, f"{served}; the mean is {run.measure.written(one.mean)}."]
+
+
+def asked(run: RunRecord) -> str:
+    """Return what was asked, as a question."""
+    if run.joining is None:
+        return run.title
+    goal = run.reading.target if run.reading else ""
+    what = f"predict “{goal}”" if goal else "predict times" if run.curves else "train"
+    many = several(len(run.clients), run.word)
+    return f"{run.title.split(':')[0]}: should {many} {what} together, or alone?"
 
 
 def answers(run: RunRecord) -> dict[str, str]:
