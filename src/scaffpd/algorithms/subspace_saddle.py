@@ -43,7 +43,7 @@ from scaffpd.algorithms.minimax import AnsweredState, MinimaxMethod, asked_again
 from scaffpd.algorithms.saddle import solve_saddle
 from scaffpd.algorithms.subspace import SubspaceModel, orthonormal
 from scaffpd.errors import InputError, count
-from scaffpd.federation import Federation, ProximalPlan, Restriction, Vector
+from scaffpd.federation import Federation, ProximalPlan, Vector
 from scaffpd.objectives.base import LARGEST
 
 INEXACT = 1e-6  # accuracy of the server's problems, as a share of how far there is to go
@@ -264,46 +264,34 @@ class SubspaceSaddle(MinimaxMethod[SubspaceSaddleState]):
         """Make steps (1) and (2), and return what they show, with the β and s that they suggest."""
         c = state.direction
         most = self._most(state)
+        fresh: list[Tensor] = []
         if len(c) <= most:
             # V is all of R^d: nothing is left for local work to find, or for w to hold.
             V = torch.diag(state.metric.rsqrt())
-            seen = state.at.restriction(V, state.weights, state.metric)
-            nothing = np.zeros(len(state.weights))
-            return self._modelled(state, V, [], seen, nothing, state.pull, state.scale)
-        total = float(state.weights.sum()) or 1.0
-        plan = ProximalPlan(state.pull, state.metric)
-        d = federation.proximal_steps(state.at, c / total, plan).sum(state.weights / total)
-        extra = [c / state.diagonal] if state.uneven else []
-        V = orthonormal([*state.columns[:1], d, c, *extra, *state.columns[1:]], state.metric, most)
+        else:
+            total = float(state.weights.sum()) or 1.0
+            plan = ProximalPlan(state.pull, state.metric)
+            d = federation.proximal_steps(state.at, c / total, plan).sum(state.weights / total)
+            fresh = [d, c]
+            extra = [c / state.diagonal] if state.uneven else []
+            known = [*state.columns[:1], *fresh, *extra, *state.columns[1:]]
+            V = orthonormal(known, state.metric, most)
         seen = state.at.restriction(V, state.weights, state.metric)
-        slope = float(c @ d)
-        along = (V.mT @ (state.metric * d)).double().cpu().numpy()
-        bend = float(along @ seen.curvature @ along)
-        pull = pulled(state.pull, slope / bend if bend > 0 else 0.0, state.size)
-        scale = state.scale
-        if np.isfinite(state.energy):
-            scale = scaled(scale, slope / max(state.energy, TINY))
-        unseen = np.maximum(seen.sizes - (seen.slopes**2).sum(1), 0)
-        square = max(float((c.square() / state.metric).sum()), TINY)
-        w = np.sqrt(scale * max(slope, 0.0) / square * unseen)
-        return self._modelled(state, V, [d, c], seen, w, pull, scale)
-
-    def _modelled(
-        self,
-        state: SubspaceSaddleState,
-        V: Tensor,
-        fresh: list[Tensor],
-        seen: Restriction[Vector],
-        w: Vector,
-        pull: float,
-        scale: float,
-    ) -> Neighbourhood:
-        """Make a model of what was seen, with weights that are held by w, or to the centre."""
-        held = w * self._held(state, V.shape[1])
-        centre = state.weights
+        pull, scale, w = state.pull, state.scale, np.zeros(len(state.weights))
+        if fresh:
+            slope = float(c @ d)
+            along = (V.mT @ (state.metric * d)).double().cpu().numpy()
+            bend = float(along @ seen.curvature @ along)
+            pull = pulled(pull, slope / bend if bend > 0 else 0.0, state.size)
+            if np.isfinite(state.energy):
+                scale = scaled(scale, slope / max(state.energy, TINY))
+            unseen = np.maximum(seen.sizes - (seen.slopes**2).sum(1), 0)
+            square = max(float((c.square() / state.metric).sum()), TINY)
+            w = np.sqrt(scale * max(slope, 0.0) / square * unseen)
+        # weights are held by w, or to the centre
+        held, centre = w * self._held(state, V.shape[1]), state.weights
         if len(state.centre):
-            held = np.full_like(w, state.hold**0.5)
-            centre = state.centre
+            held, centre = np.full_like(w, state.hold**0.5), state.centre
         near = (state.losses, seen.slopes, seen.curvature)
         model = SubspaceModel(self.objective, *near, centre, held, STIFF * state.size)
         merit = model.merit(state.losses, self._accuracy(state))
