@@ -138,8 +138,7 @@ class Joining:
         rough measure, and must not hide what all others show.
         """
         held = np.array([held for _, held in self.rows]) * ~np.isnan(losses)
-        weights: Array = held / held.sum()
-        return weights
+        return np.asarray(held / held.sum())
 
     def _over(self, model: str, over: str) -> list[RelativeGain]:
         """Return the gain over clients, for their worst-served fifth, and over rows."""

@@ -224,7 +224,10 @@ class JoiningSplit:
 
     def _trained(self, name: str, goal: Objective) -> Result:
         cohort = self._own if name == PERSONAL else self._shared
-        tol = self.tol if provable(cohort.model) else None
+        base = base_of(cohort.model)
+        # a gap can be proven where every coefficient has a ridge
+        ridge = isinstance(base, Linear) and np.min(np.asarray(base.l2, dtype=float)) > 0
+        tol = self.tol if ridge else None
         x0 = start_of(cohort)
         found = run(fair(goal), cohort, self.rounds, tol, x0=x0, progress=False)
         return found.uninterrupted()
@@ -233,12 +236,6 @@ class JoiningSplit:
 def start_of(cohort: Cohort) -> Array | None:
     """Return where the evidence has found the mode: training starts near its optimum."""
     return None if cohort.strengths is None else cohort.strengths.x.numpy(force=True)
-
-
-def provable(model: object) -> bool:
-    """Return whether a gap can be proven: every coefficient of a linear model has a ridge."""
-    base = base_of(model)
-    return isinstance(base, Linear) and bool(np.min(np.asarray(base.l2, dtype=float)) > 0)
 
 
 def constants(model: Linear, targets: Sequence[Array]) -> Array:
