@@ -89,7 +89,8 @@ class Climb(ABC):
             # in logarithms, so that no step makes a variance negative
             residual = np.log(np.where(known, a, 1) / np.where(known, b, 1))
             # one at its limit wants to grow for ever, which is no reason to go on
-            residual[self._capped() & (residual > 0)] = 0.0
+            full = _added(self.families, self.variances < 0.999 * self.most) == 0
+            residual[:, :-1][full[:, :-1] & (residual[:, :-1] > 0)] = 0.0
             # (a − b)/2 is the slope of log E, so this is what a round can gain
             active = np.abs((a - b) * residual).sum(1) / 2 + self.decrease >= tol
             if self.rounds == LIMIT or not active.any():
@@ -116,12 +117,6 @@ class Climb(ABC):
             a[:, -1] = self.residual + (self.tied * self.size).sum(1)
             b[:, -1] = free + (self.tied * self.freedom).sum(1)
         return a, b
-
-    def _capped(self) -> Mask:
-        """Return which families are as large as they may be."""
-        full: Mask = _added(self.families, self.variances < 0.999 * self.most) == 0
-        full[:, -1] = False
-        return full
 
     def _change(self, change: Vector, gone: Mask) -> None:
         """Change every family; let go of what has shrunk to nothing."""

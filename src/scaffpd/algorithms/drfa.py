@@ -59,7 +59,13 @@ class DRFA(DualMethod):
         updates = federation.local_updates(state.x, None, None, plan, clients)
         x = state.x - self.server_rate * updates.sum(share)
         middle = state.x - self.server_rate * updates.snapshot(share)
-        v = self._losses(federation, state, middle, random)
+        # v, an unbiased estimate of L(x')
+        n = len(state.weights)
+        key = (state.seed, state.rounds + 1, PLACE)
+        m = self.clients_per_round or n
+        uniform = np.arange(n) if m == n else np.sort(random.choice(n, m, replace=False))
+        losses = federation.losses(middle, self.batch_size, key, uniform)
+        v = n / m * np.nan_to_num(losses, nan=0.0)
         weights = dual_step(self.objective, v, state.weights, self.local_steps * state.dual_rate)
         return moved(federation, state, x, weights)
 
@@ -73,16 +79,6 @@ class DRFA(DualMethod):
         # Not `multinomial`: its draws change altogether when rounding moves a share of one half.
         times = np.bincount(random.choice(len(p), self.clients_per_round, p=p), minlength=len(p))
         return np.flatnonzero(times), times / self.clients_per_round
-
-    def _losses(
-        self, federation: Federation, state: DualState, x: Tensor, random: np.random.Generator
-    ) -> Vector:
-        """Return v, an unbiased estimate of L(x')."""
-        n = len(state.weights)
-        key = (state.seed, state.rounds + 1, PLACE)
-        m = n if self.clients_per_round is None else self.clients_per_round
-        uniform = np.arange(n) if m == n else np.sort(random.choice(n, m, replace=False))
-        return n / m * np.nan_to_num(federation.losses(x, self.batch_size, key, uniform), nan=0.0)
 
     def _dual_rate(self, federation: Federation, x: Tensor, local_rate: float) -> float:
         return super()._dual_rate(federation, x, local_rate) / self.local_steps

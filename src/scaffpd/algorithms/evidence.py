@@ -196,9 +196,6 @@ class Evidence:
         shape = len(self.groups) * self.coupled, self.copies
         return torch.zeros(shape, dtype=torch.float64, device=self.device)
 
-    def _per_feature(self, values: Tensor) -> Vector:
-        return values.view(-1, self.coupled).sum(1).cpu().numpy()
-
     def _rows(self, per_feature: Vector) -> Tensor:
         return torch.from_numpy(per_feature).to(self.device).repeat_interleave(self.coupled)
 
@@ -260,7 +257,8 @@ class Evidence:
         size_freedom = self.copies * (1 - point.C.diagonal() / omega)
         # Φ at the mode is (RSS/σ² + all sums of squares)/2
         left = point.value - point.decrease - float(spread[0].sum() + size.sum()) / 2
-        a, b, c, d = map(self._per_feature, (spread[0], size, spread[1], size_freedom))
+        parts = (spread[0], size, spread[1], size_freedom)
+        a, b, c, d = (part.view(-1, self.coupled).sum(1).cpu().numpy() for part in parts)
         return np.append(a, b)[None], np.append(c, d)[None], np.array([2 * left])
 
 

@@ -77,19 +77,17 @@ class FedOpt(AveragingMethod[FedOptState]):
         weights = p / p.sum()
         updates = federation.local_updates(state.x, None, None, self._plan(state), clients)
         delta = -updates.sum(weights)
-        if self.optimizer == "momentum":
-            m = self.momentum * state.momentum + delta
-            step = m
-        else:
-            m = self.momentum * state.momentum + (1 - self.momentum) * delta
-            state = replace(state, second=self._variance(state.second, delta.square()))
-            step = m / (state.second.sqrt() + self.adaptivity)
-        state = replace(state, momentum=m)
-        return moved(federation, state, state.x + self.server_rate * step, weights)
-
-    def _variance(self, v: Tensor, squares: Tensor) -> Tensor:
+        v = state.second
+        squares = delta.square()
+        new = 1 - self.second_momentum
         if self.optimizer == "adagrad":
-            return v + squares
-        if self.optimizer == "adam":
-            return self.second_momentum * v + (1 - self.second_momentum) * squares
-        return v - (1 - self.second_momentum) * squares * torch.sign(v - squares)
+            v = v + squares
+        elif self.optimizer == "adam":
+            v = self.second_momentum * v + new * squares
+        elif self.optimizer == "yogi":
+            v = v - new * squares * torch.sign(v - squares)
+        plain = self.optimizer == "momentum"
+        m = self.momentum * state.momentum + (1.0 if plain else 1 - self.momentum) * delta
+        step = m if plain else m / (v.sqrt() + self.adaptivity)
+        state = replace(state, momentum=m, second=v)
+        return moved(federation, state, state.x + self.server_rate * step, weights)

@@ -56,10 +56,10 @@ from scaffpd.algorithms.minimax import (
     asked_again,
     nearest,
 )
-from scaffpd.algorithms.saddle import Matrix, factor, level_of, solve_quadratics, solve_saddle
+from scaffpd.algorithms.saddle import factor, level_of, solve_quadratics, solve_saddle
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, Vector
-from scaffpd.objectives.base import EPSILON, LARGEST, LEAST
+from scaffpd.objectives.base import EPSILON, LARGEST, LEAST, Matrix
 
 GOOD = 0.75  # share of a promise from which on the damping falls
 NOTHING = 0.01  # damping that changes the model by less than this share of its promise is left out

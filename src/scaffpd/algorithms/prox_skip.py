@@ -67,13 +67,19 @@ class ProxSkip(LocalMethod[ProxSkipState]):
         self, federation: Federation, seed: int = 0, x0: Tensor | None = None
     ) -> ProxSkipState:
         x, losses, samples = begin(federation, x0)
+        steps = self.local_steps
+        if not steps:
+            known = federation.constants()
+            mu = float(known.strong_convexity.min())
+            balanced = float(np.sqrt(known.smoothness.max() / mu)) if mu > 0 else UNKNOWN_CONDITION
+            steps = max(1, round(balanced))
         return ProxSkipState(
             x=x,
             weights=client_weights(self.weights, samples),
             losses=losses,
             seed=seed,
             local_rate=self._rate(federation),
-            expected_steps=self.local_steps or self._balanced(federation),
+            expected_steps=steps,
             shifts=federation.memory(),
         )
 
@@ -86,10 +92,3 @@ class ProxSkip(LocalMethod[ProxSkipState]):
         scale = 1 / (state.expected_steps * state.local_rate)  # p/γ, on x − x̂_i = d_i − d
         state = replace(state, shifts=state.shifts.plus(scale, updates).plus(-scale, d))
         return moved(federation, state, state.x - d, state.weights)
-
-    def _balanced(self, federation: Federation) -> int:
-        known = federation.constants()
-        mu = float(known.strong_convexity.min())
-        if not mu > 0:
-            return UNKNOWN_CONDITION
-        return max(1, round(float(np.sqrt(known.smoothness.max() / mu))))

@@ -38,12 +38,10 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.linalg import lapack
 
-from scaffpd.objectives.base import EPSILON, LARGEST, Objective, ProxStep, Vector
+from scaffpd.objectives.base import EPSILON, LARGEST, Matrix, Objective, ProxStep, Vector
 
-Matrix = NDArray[np.float64]
 # most proximal points; Newton steps for each of them, and for all
 OUTER = 100
 NEWTON = 100

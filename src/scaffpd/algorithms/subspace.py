@@ -17,12 +17,11 @@ from typing import cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.algorithms.saddle import HIGHEST, Saddle, level_of, solve_saddle
 from scaffpd.federation import Vector
-from scaffpd.objectives.base import LARGEST, Objective
+from scaffpd.objectives.base import LARGEST, Matrix, Objective
 
 DEPENDENT = 1e-7  # columns with a smaller part outside the span of those before are rounding
 BLOCK = 2500  # coordinates
@@ -35,8 +34,8 @@ class SubspaceModel:
 
     objective: Objective  # (Λ, ψ)
     losses: Vector  # L_i
-    slopes: NDArray[np.float64]  # g_i, (N, k)
-    curvature: NDArray[np.float64]  # Q, (k, k)
+    slopes: Matrix  # g_i, (N, k)
+    curvature: Matrix  # Q, (k, k)
     weights: Vector  # λ
     w: Vector  # w_i
     stiffness: float = 0.0  # κ
@@ -100,16 +99,15 @@ def _basis(rows: Tensor) -> Tensor:
     """
     length = BLOCK if rows.device.type == "cpu" else rows.shape[1]
     parts = [torch.linalg.qr(part.mT) for part in torch.split(rows, length, 1)]
+    first, R = parts[0] if len(parts) == 1 else torch.linalg.qr(torch.cat([R for _, R in parts]))
+    own = torch.from_numpy(_independent(R.double().cpu().numpy().T)).to(R)
     if len(parts) == 1:
-        Q, R = parts[0]
-        return torch.from_numpy(_independent(R.double().cpu().numpy().T)).to(Q) @ cast(Tensor, Q).mT
-    Q, R = torch.linalg.qr(torch.cat([R for _, R in parts]))
-    coordinates = Q @ torch.from_numpy(_independent(R.double().cpu().numpy().T)).to(Q).mT
-    pieces = torch.split(coordinates, [len(R) for _, R in parts])
+        return own @ cast(Tensor, first).mT
+    pieces = torch.split(first @ own.mT, [len(R) for _, R in parts])
     return torch.cat([piece.mT @ Q.mT for (Q, _), piece in zip(parts, pieces, strict=True)], 1)
 
 
-def _independent(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+def _independent(rows: Matrix) -> Matrix:
     """Return an orthonormal basis, in rows, of the span of the rows, without dependent ones.
 
     The rows are those of a triangle: each adds its own last entry to the span of those before,

@@ -40,10 +40,10 @@ from scaffpd.algorithms.base import (
     steepest,
 )
 from scaffpd.algorithms.minimax import AnsweredState, MinimaxMethod, asked_again
-from scaffpd.algorithms.saddle import Saddle, solve_saddle
+from scaffpd.algorithms.saddle import solve_saddle
 from scaffpd.algorithms.subspace import SubspaceModel, orthonormal
 from scaffpd.errors import InputError, count
-from scaffpd.federation import Federation, ProximalPlan, Restriction, Vector
+from scaffpd.federation import Federation, ProximalPlan, Vector
 from scaffpd.objectives.base import LARGEST
 
 INEXACT = 1e-6  # accuracy of the server's problems, as a share of how far there is to go
@@ -184,7 +184,9 @@ class SubspaceSaddle(MinimaxMethod[SubspaceSaddleState]):
         promised = around.merit - step.value
         finite = bool(np.all(np.abs(at.losses) < LARGEST / 4))
         gained = around.merit - model.merit(at.losses, tol) if finite else -np.inf
-        least = first_damping(step, promised, state.size)
+        # the first δ after a rejected trial: ½, or what takes back its promise, δκ‖α‖² = promise
+        stiff = max(STIFF * state.size * float(step.z @ step.z), TINY)
+        least = min(0.5, max(promised, 0.0) / stiff)
         if not gained >= 0.1 * promised - 2 * tol:
             if finite and state.accepted and not model.w.any():
                 # A second-order correction: the losses bend upwards by more than the model, each in
@@ -262,46 +264,34 @@ class SubspaceSaddle(MinimaxMethod[SubspaceSaddleState]):
         """Make steps (1) and (2), and return what they show, with the β and s that they suggest."""
         c = state.direction
         most = self._most(state)
+        fresh: list[Tensor] = []
         if len(c) <= most:
             # V is all of R^d: nothing is left for local work to find, or for w to hold.
             V = torch.diag(state.metric.rsqrt())
-            seen = state.at.restriction(V, state.weights, state.metric)
-            nothing = np.zeros(len(state.weights))
-            return self._modelled(state, V, [], seen, nothing, state.pull, state.scale)
-        total = float(state.weights.sum()) or 1.0
-        plan = ProximalPlan(state.pull, state.metric)
-        d = federation.proximal_steps(state.at, c / total, plan).sum(state.weights / total)
-        extra = [c / state.diagonal] if state.uneven else []
-        V = orthonormal([*state.columns[:1], d, c, *extra, *state.columns[1:]], state.metric, most)
+        else:
+            total = float(state.weights.sum()) or 1.0
+            plan = ProximalPlan(state.pull, state.metric)
+            d = federation.proximal_steps(state.at, c / total, plan).sum(state.weights / total)
+            fresh = [d, c]
+            extra = [c / state.diagonal] if state.uneven else []
+            known = [*state.columns[:1], *fresh, *extra, *state.columns[1:]]
+            V = orthonormal(known, state.metric, most)
         seen = state.at.restriction(V, state.weights, state.metric)
-        slope = float(c @ d)
-        along = (V.mT @ (state.metric * d)).double().cpu().numpy()
-        bend = float(along @ seen.curvature @ along)
-        pull = pulled(state.pull, slope / bend if bend > 0 else 0.0, state.size)
-        scale = state.scale
-        if np.isfinite(state.energy):
-            scale = scaled(scale, slope / max(state.energy, TINY))
-        unseen = np.maximum(seen.sizes - (seen.slopes**2).sum(1), 0)
-        square = max(float((c.square() / state.metric).sum()), TINY)
-        w = np.sqrt(scale * max(slope, 0.0) / square * unseen)
-        return self._modelled(state, V, [d, c], seen, w, pull, scale)
-
-    def _modelled(
-        self,
-        state: SubspaceSaddleState,
-        V: Tensor,
-        fresh: list[Tensor],
-        seen: Restriction[Vector],
-        w: Vector,
-        pull: float,
-        scale: float,
-    ) -> Neighbourhood:
-        """Make a model of what was seen, with weights that are held by w, or to the centre."""
-        held = w * self._held(state, V.shape[1])
-        centre = state.weights
+        pull, scale, w = state.pull, state.scale, np.zeros(len(state.weights))
+        if fresh:
+            slope = float(c @ d)
+            along = (V.mT @ (state.metric * d)).double().cpu().numpy()
+            bend = float(along @ seen.curvature @ along)
+            pull = pulled(pull, slope / bend if bend > 0 else 0.0, state.size)
+            if np.isfinite(state.energy):
+                scale = scaled(scale, slope / max(state.energy, TINY))
+            unseen = np.maximum(seen.sizes - (seen.slopes**2).sum(1), 0)
+            square = max(float((c.square() / state.metric).sum()), TINY)
+            w = np.sqrt(scale * max(slope, 0.0) / square * unseen)
+        # weights are held by w, or to the centre
+        held, centre = w * self._held(state, V.shape[1]), state.weights
         if len(state.centre):
-            held = np.full_like(w, state.hold**0.5)
-            centre = state.centre
+            held, centre = np.full_like(w, state.hold**0.5), state.centre
         near = (state.losses, seen.slopes, seen.curvature)
         model = SubspaceModel(self.objective, *near, centre, held, STIFF * state.size)
         merit = model.merit(state.losses, self._accuracy(state))
@@ -357,11 +347,3 @@ def damped(damping: float, gained: float, promised: float, least: float) -> floa
     if gained >= 0.75 * promised:
         return damping / 4 if damping > 0.1 * least else 0.0
     return max(2 * damping, 0.25) if gained < 0.25 * promised else damping
-
-
-def first_damping(step: Saddle, promised: float, size: float) -> float:
-    """Return the first δ after a rejected trial: ½, or what takes back half of its promise.
-
-    That is δκ‖α‖² = promise.
-    """
-    return min(0.5, max(promised, 0.0) / max(STIFF * size * float(step.z @ step.z), TINY))

@@ -17,13 +17,19 @@ from contextlib import suppress
 import click
 
 import scaffpd
-from scaffpd.cli.commands import ExitCode, Group, NoSuchCommand, coloured, show_help
-from scaffpd.cli.completion import install, show
-from scaffpd.cli.demo import demo
+from scaffpd.cli.commands import (
+    ExitCode,
+    Group,
+    NoSuchCommand,
+    coloured,
+    install,
+    show,
+    show_help,
+)
 from scaffpd.cli.deploy import deploy
 from scaffpd.cli.results import predict, report
 from scaffpd.cli.silo import silo
-from scaffpd.cli.train import path, train
+from scaffpd.cli.train import demo, path, train
 from scaffpd.errors import InputError
 
 START = "Start here"

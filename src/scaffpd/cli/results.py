@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from scaffpd.report.predict import Predictions
-    from scaffpd.report.record import JoiningRecord, RunRecord
+    from scaffpd.report.record import RunRecord
     from scaffpd.tasks.base import ScoreRow
 
 # of a CSV file, by name: arrays are of probabilities, NaN where there is none
@@ -60,6 +60,7 @@ def end(folder: Path, report: bool, quiet: bool, as_json: bool) -> None:
 
 def show(folder: Path) -> None:
     """Show the verdict, who is served how, and what is proven."""
+    from scaffpd.report.page.tables import joining_table
     from scaffpd.report.page.verdict import QUESTIONS, cautions, promise, sure, verdict
     from scaffpd.report.record import RunRecord
 
@@ -81,7 +82,11 @@ def show(folder: Path) -> None:
     # heads, the caption, and where the page is
     most = max(6, min(MOST, LINES - 6 - above.get().count("\n") - below.get().count("\n")))
     if run.joining is not None:
-        _show_joining(console, run, run.joining, most - 2)
+        table = joining_table(run, run.joining)
+        say(console, table.heading)
+        heads = [*table.names, *(head.replace(" over", "\nover") for head in table.heads)]
+        rows = [[*names, *(cell.text for cell in cells)] for names, cells in table.rows]
+        print_table(console, heads, rows, "joining.csv", most - 2)
     else:
         _show_clients(console, run, most)
     console.out(below.get(), end="")
@@ -121,17 +126,6 @@ def _show_clients(console: Console, run: RunRecord, most: int) -> None:
         count = f"{score.train_rows}, {score.test_rows}"
         rows.append([f"{score.client}{' †' if line.few else ''}", count, *cells, weight])
     print_table(console, [*heads, "weight λ"], rows, "clients.csv", most)
-
-
-def _show_joining(console: Console, run: RunRecord, found: JoiningRecord, most: int) -> None:
-    """Print how every model serves every client, and what joining changes."""
-    from scaffpd.report.page.tables import joining_table
-
-    table = joining_table(run, found)
-    say(console, table.heading)
-    heads = [*table.names, *(head.replace(" over", "\nover") for head in table.heads)]
-    rows = [[*names, *(cell.text for cell in cells)] for names, cells in table.rows]
-    print_table(console, heads, rows, "joining.csv", most)
 
 
 @command()

@@ -79,17 +79,13 @@ class ChiSquareBall(Objective):
         top, share = simplex.relative(sigma, len(s))
         z = old / share + top * (s - s.max())
         weights = simplex.project_weighted(z, share)
-        if _distance(weights, p) <= self.delta:
+        if np.sum((weights - p) ** 2 / p) <= self.delta:
             return weights, 0.0
         if p.min() == p.max() and share.min() == 1.0:
             # λ = p [1 + t(z − ν)]₊ with t = 1/(p + κ), as in the support
             weights, t = _farthest(z, p, self.delta)
             return weights, max(1.0 / t - float(p[0]), 0.0)
         return _on_sphere(simplex.measured(z, share), p, share, self.delta)
-
-
-def _distance(weights: Vector, p: Vector) -> float:
-    return float(np.sum((weights - p) ** 2 / p))
 
 
 def _farthest(x: Vector, p: Vector, delta: float) -> tuple[Vector, float]:

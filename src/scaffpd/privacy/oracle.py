@@ -187,13 +187,22 @@ class PrivateOracle:
         correction: Tensor | None,
         plan: LocalPlan,
     ) -> StackedDisplacements:
-        """Make J local steps: J releases, or J − 1 where the first gradient is known."""
+        """Make J local steps: J releases, or J − 1 where the first gradient is known.
+
+        With shared noise there is one: η_i c if it is corrected by this point's c_i, else
+        η_i (c_i + c).
+        """
         ReleaseCounts.over(plan.batch_size)
-        if self.colluding is not None:
-            return self._shared_step(x, at, correction, plan)
-        rates = self._rates(x, plan)
-        pull = x.new_zeros(len(self.members), len(x)) + shift(at, correction)
+        rates = step_sizes(plan, len(self.members), lambda: self.constants().smoothness, x)
         known = isinstance(at, StackedPoint) and same_point(at.x, x)
+        if self.colluding is not None:
+            c = torch.zeros_like(x) if correction is None else correction
+            if plan.steps > 1 or (at is not None and not known):
+                refuse_single()
+            if known:
+                return StackedDisplacements(rates * c)
+            return SharedStep(SharedPoint(x, x.new_empty(0), self), rates, c)
+        pull = x.new_zeros(len(self.members), len(x)) + shift(at, correction)
         first = at.gradients if isinstance(at, StackedPoint) and known else None
         own = torch.cat([pull, rates], 1)  # what each client is asked about
         common = digest("steps", x, float(plan.prox), known)
@@ -205,23 +214,6 @@ class PrivateOracle:
         given = [] if first is None else [first]
         slopes = lambda at: given.pop() if given else self._gradients(questions, at)
         return stepped(x, pull, rates, plan, slopes)
-
-    def _shared_step(
-        self,
-        x: Tensor,
-        at: StackedPoint | Tensor | None,
-        correction: Tensor | None,
-        plan: LocalPlan,
-    ) -> StackedDisplacements:
-        """Make the only step: η_i c if it is corrected by this point's c_i, else η_i (c_i + c)."""
-        rates = self._rates(x, plan)
-        c = torch.zeros_like(x) if correction is None else correction
-        here = isinstance(at, SharedPoint) and same_point(at.x, x)
-        if plan.steps > 1 or (at is not None and not here):
-            refuse_single()
-        if at is not None:
-            return StackedDisplacements(rates * c)
-        return SharedStep(SharedPoint(x, x.new_empty(0), self), rates, c)
 
     def shared(self, x: Tensor, weights: Tensor, terms: SumTerms | None = None) -> SharedSum:
         """Return Σ_i w_i c_i, to which every client adds its share of the noise: a release of each.
@@ -287,6 +279,3 @@ class PrivateOracle:
         total = sums.long() + torch.from_numpy(np.stack(drawn)).to(sums.device)
         samples = torch.tensor([member.samples for member in self.members], device=sums.device)
         return total.double() * clip.unit / samples[:, None]
-
-    def _rates(self, x: Tensor, plan: LocalPlan) -> Tensor:
-        return step_sizes(plan, len(self.members), lambda: self.constants().smoothness, x)

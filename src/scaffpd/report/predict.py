@@ -42,7 +42,7 @@ class Predictions:
     clients: list[str]  # whose each row is; empty texts where that is not known
     predicted: list[Answer]
     # the probability of every label; no columns where there is none
-    shares: NDArray[np.float64] = field(repr=False)
+    shares: Matrix = field(repr=False)
     copied: dict[str, list[object]] = field(repr=False)  # columns that were asked for
     labels: tuple[Answer, ...]  # in the order of `shares`
     # the target; `None` where a row has none, or the file has no such column
@@ -53,7 +53,7 @@ class Predictions:
     model: str = ""  # which of the run's models
 
     @property
-    def probability(self) -> NDArray[np.float64]:
+    def probability(self) -> Matrix:
         """Of the predicted label; NaN where there is none."""
         return self.shares.max(1) if self.shares.shape[1] else np.full(len(self.predicted), np.nan)
 
@@ -189,11 +189,11 @@ def _model_file(run: Path, model: str | None) -> Path:
 
 def _answers(
     X: Matrix,
-    x: NDArray[np.float64],
+    x: Matrix,
     setup: Setup,
     whose: NDArray[np.object_],
     place: Mapping[str, int],
-) -> tuple[list[Answer], NDArray[np.float64]]:
+) -> tuple[list[Answer], Matrix]:
     """Predict by the one model, or every row by its client's own, the shared one without."""
     if not place:
         return predict_encoded(X, x, setup)

@@ -241,7 +241,7 @@ def _searching(folder: Path, entry: str) -> Iterator[None]:
     """Search a folder first, and forget its modules afterwards."""
     top = entry.partition(":")[0].partition(".")[0]
     with LOADING:  # silos of one process load in threads of their own
-        own = [n for n in sys.modules if _holds(folder, top) and f"{n}.".startswith(f"{top}.")]
+        own = [n for n in [*sys.modules] if _holds(folder, top) and f"{n}.".startswith(f"{top}.")]
         taken = {name: sys.modules.pop(name) for name in own}
         before = set(sys.modules)
         sys.path.insert(0, str(folder))

@@ -66,7 +66,7 @@ class Setup:
     @classmethod
     def of(cls, values: object) -> Setup:
         checked = AgreementValues.model_validate(values, strict=True)
-        read: Any = checked.model_dump(exclude_unset=True, by_alias=True)
+        read = checked.model_dump(exclude_unset=True, by_alias=True)
         scale = {name: np.array(read[name], dtype=np.float64) for name in ("mean", "deviation")}
         schema: Schema = read["schema"]
         sides = [side for pair in schema.get("pairs", ()) for side in (pair["left"], pair["right"])]

@@ -20,7 +20,6 @@ from typing import Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from scaffpd.algorithms.climb import LARGEST, Climb, Families
 from scaffpd.algorithms.evidence import FLAT, INTERCEPT, ROUGH, START, WORTH, Evidence
@@ -33,9 +32,9 @@ from scaffpd.models.newton import Anchor, NewtonPoint, portions
 from scaffpd.models.point import Ridge
 from scaffpd.models.samples import PaddedBlock
 from scaffpd.training.cohort import Cohort, Pair
+from scaffpd.training.metrics import Array
 from scaffpd.training.settling import groups_of
 
-Array = NDArray[np.float64]
 CLOSE = 0.1  # slope of a Newton step, in nats, at which a mode may stop
 
 

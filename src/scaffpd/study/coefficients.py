@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from scaffpd.algorithms.evidence import Evidence, Prior, climbed
 from scaffpd.errors import InputError, unknown
@@ -31,9 +30,9 @@ from scaffpd.models.numerics import student
 from scaffpd.models.personal import base_of
 from scaffpd.numbers import aligned
 from scaffpd.training.cohort import Cohort
+from scaffpd.training.metrics import Array
 from scaffpd.training.settling import groups_of
 
-Array = NDArray[np.float64]
 FIELDS = ("estimate", "error", "low", "high", "between")
 TOLERANCE = 1e-3  # nats: estimates are reported, not only used
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from scaffpd.algorithms.evidence import Strengths
 from scaffpd.errors import InputError
@@ -24,6 +23,7 @@ from scaffpd.training.metrics import (
     NOISE,
     SMALL,
     YES,
+    Array,
     HeldOutMoments,
     RelativeGain,
     SplitTables,
@@ -35,7 +35,6 @@ from scaffpd.training.metrics import (
     worst_fifth,
 )
 
-Array = NDArray[np.float64]
 CONSTANT = "constant"
 ALONE = "alone"
 AVERAGE = "average"
@@ -139,8 +138,7 @@ class Joining:
         rough measure, and must not hide what all others show.
         """
         held = np.array([held for _, held in self.rows]) * ~np.isnan(losses)
-        weights: Array = held / held.sum()
-        return weights
+        return np.asarray(held / held.sum())
 
     def _over(self, model: str, over: str) -> list[RelativeGain]:
         """Return the gain over clients, for their worst-served fifth, and over rows."""

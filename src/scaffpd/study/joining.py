@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import fdtrc
 
 from scaffpd.algorithms.fair import fair
@@ -31,15 +30,15 @@ from scaffpd.models.periods import at_risk
 from scaffpd.models.personal import base_of
 from scaffpd.objectives import Average, ChiSquare, Objective
 from scaffpd.study.alone import fit_alone
-from scaffpd.study.gains import ALONE, AVERAGE, CONSTANT, FAIR, PERSONAL, Array, Joining
+from scaffpd.study.gains import ALONE, AVERAGE, CONSTANT, FAIR, PERSONAL, Joining
 from scaffpd.tasks import solving
 from scaffpd.tasks.base import Task
 from scaffpd.training.cohort import Cohort, Pair, in_order
 from scaffpd.training.loop import Result
 from scaffpd.training.loop import train as run
-from scaffpd.training.metrics import HeldOutMoments
+from scaffpd.training.metrics import Array, HeldOutMoments
 
-Rows = tuple[Array, NDArray[np.float64]]
+Rows = tuple[Array, Array]
 
 
 def joining(
@@ -80,10 +79,11 @@ def joining(
             "joining-not-linear",
             f"joining compares linear models: give Linear(...), got {model!r}.",
         )
-    if objective is not None and not isinstance(objective, Objective):
+    goal = ChiSquare(rho=0.1) if objective is None else objective
+    if not isinstance(goal, Objective):
         raise InputError(
             "not-an-objective",
-            f"joining needs an objective such as ChiSquare(rho=0.1), got {objective!r}.",
+            f"joining needs an objective such as ChiSquare(rho=0.1), got {goal!r}.",
         )
     if not test:
         raise InputError(
@@ -91,7 +91,6 @@ def joining(
             "joining needs held-out rows: give test= as one (X, y) per client.",
         )
     count("joining", "block", block)
-    goal = ChiSquare(rho=0.1) if objective is None else objective
     mine = model if isinstance(model, Personal) else Personal(model)
     # refuses what does not fit together
     cohort = Cohort(train, mine.model, names, test=test, settle=False)
@@ -163,8 +162,10 @@ class JoiningSplit:
             own = result.x if result.personal is None else result.personal
             answers[name] = np.broadcast_to(own, (len(sizes), len(result.x)))
         outputs = [
-            [np.tile(constant[i + 1], (len(X), 1))]
-            + [self.model.outputs(own[i], X) for own in answers.values()]
+            [
+                np.tile(constant[i + 1], (len(X), 1)),
+                *(self.model.outputs(own[i], X) for own in answers.values()),
+            ]
             for i, (X, _) in enumerate(self.test)
         ]
         evidence, score, task = self.scored(outputs, unit, block)
@@ -234,7 +235,10 @@ class JoiningSplit:
 
     def _trained(self, name: str, goal: Objective) -> Result:
         cohort = self._own if name == PERSONAL else self._shared
-        tol = self.tol if provable(cohort.model) else None
+        base = base_of(cohort.model)
+        # a gap can be proven where every coefficient has a ridge
+        ridge = isinstance(base, Linear) and np.min(np.asarray(base.l2, dtype=float)) > 0
+        tol = self.tol if ridge else None
         x0 = start_of(cohort)
         found = run(fair(goal), cohort, self.rounds, tol, x0=x0, progress=False)
         return found.uninterrupted()
@@ -245,13 +249,7 @@ def start_of(cohort: Cohort) -> Array | None:
     return None if cohort.strengths is None else cohort.strengths.x.numpy(force=True)
 
 
-def provable(model: object) -> bool:
-    """Return whether a gap can be proven: every coefficient of a linear model has a ridge."""
-    base = base_of(model)
-    return isinstance(base, Linear) and bool(np.min(np.asarray(base.l2, dtype=float)) > 0)
-
-
-def constants(model: Linear, targets: Sequence[NDArray[np.float64]]) -> Array:
+def constants(model: Linear, targets: Sequence[Array]) -> Array:
     """Return outputs that know no column: of a client that nothing is known of, and of every one.
 
     They are those of the mean (Σ_j y_ij + m ȳ)/(n_i + m), of shares where y are labels: m rows of
@@ -269,12 +267,8 @@ def constants(model: Linear, targets: Sequence[NDArray[np.float64]]) -> Array:
         classes = np.arange(model.classes or 2)
         parts = [(y.ravel()[:, None] == classes).astype(float) for y in targets]
     else:
-        parts = [
-            np.asarray(loss.encode([y], ["rows"], model.classes).arrays[0], float).reshape(
-                len(y), -1
-            )
-            for y in targets
-        ]
+        encoded = (loss.encode([y], ["rows"], model.classes).arrays[0] for y in targets)
+        parts = [np.asarray(y, float).reshape(len(y), -1) for y in encoded]
     n = np.array([len(part) for part in parts], dtype=float)[:, None]
     means = np.stack([w @ part / w.sum() for part, w in zip(parts, shares, strict=True)])
     centre = (n * means).sum(0) / n.sum()
@@ -296,7 +290,7 @@ def constants(model: Linear, targets: Sequence[NDArray[np.float64]]) -> Array:
     return loss.link(mean, 0.5 / rows)
 
 
-def _levels(model: Linear, targets: Sequence[NDArray[np.float64]]) -> Array:
+def _levels(model: Linear, targets: Sequence[Array]) -> Array:
     """Return the log-odds of an event in every period, of all clients; a zero without periods."""
     if not model.periods:
         return np.zeros(1)

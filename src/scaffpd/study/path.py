@@ -69,17 +69,9 @@ class WarmStart:
         callbacks: Sequence[Callback] = (),
         checkpoint: Checkpoint | None = None,
     ) -> Result:
-        result = train(
-            algorithm,
-            federation,
-            rounds,
-            tol,
-            seed,
-            x0=self.state,
-            progress=progress,
-            checkpoint=checkpoint,
-            callbacks=[*callbacks, self._store],
-        )
+        about = (algorithm, federation, rounds, tol, seed, self.state)
+        seen = [*callbacks, self._store]
+        result = train(*about, progress=progress, checkpoint=checkpoint, callbacks=seen)
         self.state = None if result.status is Status.DIVERGED else self.state
         return result
 

@@ -206,7 +206,7 @@ def pack(state: Any, prefix: str = "state") -> Arrays:
     for item in dataclasses.fields(state):
         name = f"{prefix}.{item.name}"
         value = getattr(state, item.name)
-        if item.metadata.get("transient"):
+        if item.metadata.get("transient") or value is None:  # no array holds a None
             continue
         if dataclasses.is_dataclass(value):
             arrays |= pack(value, name)
@@ -225,7 +225,7 @@ def unpack(like: State, arrays: Arrays, prefix: str = "state") -> State:
     for item in dataclasses.fields(like):  # type: ignore[arg-type]
         name = f"{prefix}.{item.name}"
         old = getattr(like, item.name)
-        if item.metadata.get("transient"):
+        if item.metadata.get("transient") or old is None:
             continue
         if dataclasses.is_dataclass(old):
             values[item.name] = unpack(old, arrays, name)

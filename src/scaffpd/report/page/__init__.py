@@ -18,28 +18,15 @@ from pathlib import Path
 from scaffpd.errors import InputError, needed
 from scaffpd.files import make_folder, write_file
 from scaffpd.numbers import plain, plural, small, whole
-from scaffpd.report.page import vega, verdict
+from scaffpd.report.page import tables, vega, verdict
 from scaffpd.report.page.figures import figures
-from scaffpd.report.page.tables import (
-    FEW,
-    client_lines,
-    effect_table,
-    joining_table,
-    score_tables,
-    shown_models,
-)
+from scaffpd.report.page.tables import shown_models
 from scaffpd.report.record import ModelRecord, RunRecord
 
 NAME = "report.html"
 SCALE = 2  # pixels per point
 JINJA = ("jinja2", "Jinja2", "report")
 VEGA = ("vl_convert", "vl-convert", "report")
-KINDS = {
-    "train": "fairness report of a training run",
-    "path": "fairness report of a path from average to worst case",
-    "demo": "fairness report of the demo",
-    "deploy": "report of a deployed run",
-}
 
 
 def available() -> str | None:
@@ -140,24 +127,14 @@ def page(run: RunRecord, library: str) -> str:
     environment.filters |= {one.__name__: one for one in (whole, emphasised, plain, plural)}
     text: str = environment.get_template("page.html").render(
         run=run,
-        kind=KINDS[run.kind],
         colours=vega.css(),
         style=vega.packaged("page.css"),
-        asked=verdict.asked(run),
-        verdict=verdict.verdict(run),
-        effects=effect_table(run),
-        answers=verdict.answers(run),
-        cautions=verdict.cautions(run),
-        meanings=verdict.meanings(run),
-        privacy=verdict.promise(run.privacy) if run.privacy else "",
+        words=verdict,
+        tables=tables,
         figures=drawn,
         marks={m.name: (i % len(shapes), shapes[i % len(shapes)]) for i, m in enumerate(models)},
         models=models,
-        joined=joining_table(run, run.joining) if run.joining else None,
-        clients=client_lines(run) if run.scored else [],
-        score_tables=score_tables(run),
         costs=_costs(run),
-        FEW=FEW,
         data=embedded(scripts),
         library=library,
         script=script,

@@ -64,12 +64,11 @@ def client_lines(run: RunRecord, gaining: bool = False) -> list[ClientLine]:
             tone = "gain" if run.measure.sign * moved > 0 else "loss"
         lines.append(ClientLine(score, values, Cell(moved, text, tone), uncertain(run, score)))
     if gaining:
-        lines.sort(key=lambda line: -run.measure.sign * _merit(run, line))
+        sign = -run.measure.sign if run.pair else run.measure.sign
+        by = [line.change if run.pair else line.values[0] for line in lines]
+        order = sorted(range(len(lines)), key=lambda k: sign * (by[k].value or 0.0))
+        lines = [lines[k] for k in order]
     return lines
-
-
-def _merit(run: RunRecord, line: ClientLine) -> float:
-    return (line.change.value or 0.0) if run.pair else -(line.values[0].value or 0.0)
 
 
 def uncertain(run: RunRecord, score: ClientScore) -> bool:

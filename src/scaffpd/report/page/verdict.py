@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from scaffpd.numbers import brief, capital, plain, several, small
 from scaffpd.objectives import OBJECTIVES
 from scaffpd.report.page.tables import FEW, uncertain
-from scaffpd.report.record import Overall, PrivacyRecord, RunRecord
+from scaffpd.report.record import PrivacyRecord, RunRecord
 from scaffpd.study.gains import ALONE, CONSTANT
 from scaffpd.training.metrics import NO, NOISE, YES
 
@@ -40,7 +40,20 @@ def verdict(run: RunRecord) -> list[str]:
     """State the result: the recommendation first, then what it rests on."""
     if run.joining is not None:
         return [run.joining.sentence, *run.joining.details]
-    return one_for_all(run)
+    main = run.pair[1] if run.pair else run.main
+    one = main.overall
+    if one is None:
+        return ["There is no result yet.", run.main.message or "The run has not ended."]
+    worst = f"{brief(one.worst_client)} with {run.measure.written(one.worst)}"
+    served = f"On {run.scored_rows}, {worst} is served worst by “{brief(main.name)}”"
+    if run.pair and (before := run.pair[0].overall):
+        was, now = (f"“{brief(model.name)}”" for model in run.pair)
+        moved = run.measure.moved
+        worst = f"{run.measure.subject}the {run.bottom} {moved(before.worst_20, one.worst_20)}"
+        change = f"{worst}; the average {moved(before.mean, one.mean)}"
+        return [capital(f"with {now} in the place of {was}, {change}."), f"{served}."]
+    suggested = [f"Suggested: {run.path.why}"] if run.path else []
+    return [*suggested, f"{served}; the mean is {run.measure.written(one.mean)}."]
 
 
 def asked(run: RunRecord) -> str:
@@ -51,29 +64,6 @@ def asked(run: RunRecord) -> str:
     what = f"predict “{goal}”" if goal else "predict times" if run.curves else "train"
     many = several(len(run.clients), run.word)
     return f"{run.title.split(':')[0]}: should {many} {what} together, or alone?"
-
-
-def one_for_all(run: RunRecord) -> list[str]:
-    """Compare the model after with the one before, or describe the only one."""
-    main = run.pair[1] if run.pair else run.main
-    one = main.overall
-    if one is None:
-        return ["There is no result yet.", run.main.message or "The run has not ended."]
-    worst = f"{brief(one.worst_client)} with {run.measure.written(one.worst)}"
-    served = f"On {run.scored_rows}, {worst} is served worst by “{brief(main.name)}”"
-    if run.pair and run.pair[0].overall:
-        return [_headline(run, run.pair[0].overall, one), f"{served}."]
-    suggested = [f"Suggested: {run.path.why}"] if run.path else []
-    return [*suggested, f"{served}; the mean is {run.measure.written(one.mean)}."]
-
-
-def _headline(run: RunRecord, before: Overall, after: Overall) -> str:
-    assert run.pair is not None
-    was, now = (f"“{brief(model.name)}”" for model in run.pair)
-    moved = run.measure.moved
-    worst = f"{run.measure.subject}the {run.bottom} {moved(before.worst_20, after.worst_20)}"
-    mean = moved(before.mean, after.mean)
-    return capital(f"with {now} in the place of {was}, {worst}; the average {mean}.")
 
 
 def answers(run: RunRecord) -> dict[str, str]:
