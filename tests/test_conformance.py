@@ -4,13 +4,16 @@ give the same answers.
 The cohort with plain sums is the measure. Algorithms are then tested on a cohort alone.
 """
 
+from __future__ import annotations
+
 from functools import cache
 
 import numpy as np
 import pytest
 import torch
 
-from runtimes import MODELS, NAMES, RUNTIMES, federation_of
+import scaffpd as sp
+from runtimes import MODELS, NAMES, RUNTIMES, data_of, federation_of, model_of
 from scaffpd.errors import InputError
 from scaffpd.federation import LocalPlan, ProximalPlan
 from scaffpd.federation.border import QUESTIONS
@@ -290,6 +293,15 @@ def test_masked_runtimes_pay_alike(model):
             at.norms()
         paid.append(traffic(federation))
     assert paid[0] == paid[1]
+
+
+def test_the_problems_differ_between_clients():
+    for model in MODELS:
+        assert repr(model_of(model))
+        assert len({len(y) for _, y in data_of(model)[0].values()}) == N
+        losses = measure(model).losses(point(measure(model)))
+        assert len(set(np.round(losses, 6))) == N
+    assert isinstance(measure("squared"), sp.Cohort)
 
 
 def test_nobody_takes_the_place_of_our_questions():

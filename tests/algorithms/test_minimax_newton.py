@@ -18,7 +18,7 @@ from scaffpd.algorithms.saddle import solve_quadratics
 from scaffpd.models import samples
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from problems import HARD, families, objectives, single, tolerance
+from problems import families, objectives, single
 
 OBJECTIVES = [
     *(
@@ -78,22 +78,6 @@ def test_small_members_of_the_hard_families(name, method):
         method(sp.Agnostic()), cohort, rounds=newton if method is sp.fair else sums, tol=tol
     )
     check(clients, loss, l2, sp.Agnostic(), result, tol)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("seed", [0, 11])
-@pytest.mark.parametrize("method", [sp.fair, sp.SubspaceSaddle], ids=["fair", "sums only"])
-@pytest.mark.parametrize(
-    ("name", "which"), [(name, which) for name in HARD for which in HARD[name]]
-)
-def test_the_hard_families(name, which, method, seed):
-    family = families(seed)[name]()
-    objective = objectives(family)[which]
-    result = sp.train(
-        method(objective), family.cohort(), rounds=100, tol=tolerance(family, objective)
-    )
-    model = family.model
-    check(family.clients, model.loss, model.l2, objective, result, tolerance(family, objective))
 
 
 def test_nash_near_the_start():

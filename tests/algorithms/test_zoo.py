@@ -16,7 +16,6 @@ from zoo_cases import OUTPUTS, case, compare, play
 import scaffpd as sp
 from cases.refusals import refuses
 from experiments.central import Extragradient, GradientDescentAscent
-from scaffpd.algorithms import ALGORITHMS
 from scaffpd.algorithms.delta_fl import quantile
 
 ROUNDS = 4
@@ -432,11 +431,3 @@ def test_what_fits_no_clients_is_refused():
         with refuses("too-many-clients-per-round"):
             sp.train(method, cohort(), rounds=1)
     assert Mine(q=-1.0).q == -1.0  # a name that is not ours has no range
-
-
-def test_our_algorithms_say_what_they_are():
-    names = [kind.published for kind in ALGORITHMS.values() if kind.published]
-    assert len(set(names)) == len(names)
-    for name, kind in ALGORITHMS.items():
-        assert kind.questions, name
-        assert kind.__name__ == name

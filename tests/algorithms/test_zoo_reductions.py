@@ -6,6 +6,7 @@ import torch
 from zoo_cases import agree, case, play
 
 import scaffpd as sp
+from experiments.central import GradientDescentAscent
 from naive import unequal_clients
 
 ROUNDS = 6
@@ -76,3 +77,14 @@ def test_what_clients_store_does_not_survive_into_another_run(method):
     assert float(getattr(states[0], stored).vectors.abs().max()) == 0
     assert float(getattr(states[2], stored).vectors.abs().max()) > 0
     assert torch.equal(method.round(problem.cohort, states[1]).x, states[2].x)
+
+
+def test_afl_as_published_is_descent_ascent():
+    """With its one local step; η_g η_ℓ is the step of descent."""
+    problem = case("softmax")
+    goal = sp.ChiSquare(0.3)
+    rates = {"server_rate": 2.0, "dual_rate": 0.1}
+    afl = play(sp.AFL(goal, local_rate=problem.rate / 2, **rates), problem, 3)
+    gda = play(GradientDescentAscent(goal, server_rate=problem.rate, dual_rate=0.1), problem, 3)
+    agree(afl.x, gda.x, EXACT)
+    agree(afl.weights, gda.weights, EXACT)

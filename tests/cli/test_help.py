@@ -95,11 +95,6 @@ def test_every_command_has_an_example_and_the_help_shows_it(path, help_of):
         assert example.startswith("scaffpd ")
 
 
-@pytest.mark.parametrize("path", LEAVES)
-def test_examples_are_of_their_own_command(path):
-    assert all(example.startswith(f"{path}") for example in LEAVES[path].examples)
-
-
 def test_colour_changes_no_word(capsys, monkeypatch):
     plain = shown("scaffpd train", capsys)
     monkeypatch.setenv("FORCE_COLOR", "1")

@@ -195,20 +195,3 @@ def test_objectives_have_names():
         sp.FairFederatedClassifier(goal).fit(X, y, clients=site) for goal in ("c-var", sp.CVaR(0.2))
     )
     np.testing.assert_array_equal(by_name.coef_, by_hand.coef_)
-
-
-def test_a_search_over_a_strength_with_sparse_columns_and_routing(routing):
-    X, y, _, clients = frame()
-    names = ("names", OneHotEncoder(sparse_output=True), ["colour"])
-    encode = ColumnTransformer([names], remainder="passthrough", sparse_threshold=1.0)
-    model = sp.FairFederatedClassifier(sp.CVaR(0.5), tol=1e-4).set_score_request(clients=True)
-    pipeline = Pipeline([("encode", encode), ("model", model)])
-    goals = [sp.CVaR(0.3), sp.CVaR(1.0)]
-    search = GridSearchCV(pipeline, {"model__objective": goals}, cv=2).fit(X, y, clients=clients)
-    assert search.best_params_["model__objective"].alpha in (0.3, 1.0)
-    rows = search.best_estimator_["encode"].transform(X)
-    final = search.best_estimator_["model"]
-    assert hasattr(rows, "toarray")
-    np.testing.assert_allclose(
-        final.predict_proba(rows), final.predict_proba(rows.toarray()), rtol=1e-12
-    )

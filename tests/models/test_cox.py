@@ -193,17 +193,6 @@ def test_certificates_hold_at_hard_points():
         assert not broken
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("part", range(20))
-def test_certificates_hold_at_two_thousand_hard_points(part):
-    for seed in range(100 * part, 100 * (part + 1)):
-        try:
-            broken, _ = cox_truth.judged(np.random.default_rng(seed))
-        except cox_truth.hostile.UndecidedError:
-            continue
-        assert not broken, seed
-
-
 def test_concordance_counts_pairs():
     random = np.random.default_rng(0)
     time = np.ceil(random.exponential(5, 60))

@@ -335,6 +335,18 @@ def test_one_client_at_a_time_or_by_conjugate_gradients(limit, value, monkeypatc
     close(*(at.restriction(V, np.ones(3), ones).curvature for at in (other, direct)))
 
 
+def test_single_precision_keeps_its_proof():
+    pairs = clients("logistic", (12, 25, 6, 2), seed=3)
+    cohort = bound("logistic", pairs, 10.0, intercept=False, dtype=torch.float32)
+    result = sp.train(sp.fair(sp.CVaR(0.5)), cohort, rounds=15)
+    joint = Joint(pairs, "logistic", L2, 10.0)
+    excess = (
+        sp.CVaR(0.5).support(joint.losses(result.x.astype(float)))
+        - joint.optimum(sp.CVaR(0.5)).value
+    )
+    assert excess <= result.certificate < 1e-2
+
+
 def test_an_answer_depends_on_the_question_alone(tmp_path):
     """A run that is resumed has the same digits, although Newton's method starts anew."""
 

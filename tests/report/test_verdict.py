@@ -65,6 +65,13 @@ def test_gains_and_losses(after, sentence):
     assert said == f"{INSTEAD}, the worst-served fifth of clients {sentence}"
 
 
+def test_errors_fall_and_rise():
+    """And of two clients the worst-served fifth is one."""
+    told = story([60.0, 40.0], [54.0, 47.0], measure="rmse", word="decade")
+    sentence = "falls by 10.0 %; the average rises by 1.0 %."
+    assert verdict(told)[0] == f"{INSTEAD}, the error of the worst-served decade {sentence}"
+
+
 def test_rows_that_were_trained_on_are_called_so():
     told = story(TEN, TEN)
     models = [

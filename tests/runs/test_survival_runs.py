@@ -70,6 +70,9 @@ def test_a_table_becomes_models_scores_and_curves(place, capsys):
     assert named.endswith("These are the 3 clients with the most of them.")
     assert run.joining.loss == "cox"
     assert "wrong pairs" in " ".join(run.joining.details)
+    for own in run.model("average").clients:
+        row = run.joining.by_client[own.client]["average"]
+        assert row.test_score == pytest.approx(own.test_score)
     found = predict(place / "run", place / "patients.csv")
     age = np.array([float(row[3]) for row in patients()])
     assert np.corrcoef(found.predicted, age)[0, 1] > 0.5

@@ -208,11 +208,6 @@ def test_a_silos_own_check_says_both(tmp_path, capsys):
     found = json.loads(capsys.readouterr().out)
     assert [column["missing"] for column in found["columns"]] == [0, 0, 0, 12]
     assert not any("-999" in line for line in found["warnings"])
-    settings_file.write_text(
-        'name = "a"\n[data]\nentry = "mine:rows"\nmissing = [-999]\n', encoding="utf-8"
-    )
-    assert cli.run(["silo", "check", str(settings_file)]) == 2
-    assert "data.missing, which only tables have" in capsys.readouterr().err
 
 
 # --- names and decimal marks
