@@ -27,6 +27,7 @@ def site_overview(file: SiloFile, data: Dataset) -> Json:
         "fingerprint": Identity.stored(file.identity).card.fingerprint,
         "task": data.target.task.name,
         "rows": {"train": train, "test": test, "without_target": data.dropped},
+        "dealt": "by place" if data.subject is None else f"by {brief(data.subject)}",
         "labels": _labels(data),
         "target": {"smallest": float(y.min()), "mean": float(y.mean()), "largest": float(y.max())}
         if not data.target.labels
