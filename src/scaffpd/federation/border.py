@@ -25,6 +25,8 @@ class Shown(NamedTuple):
         words: what an agreement calls it.
         each: whether everybody sees each client's own; else only a sum over all clients.
         extra: whether only some methods ask for it, which then name it.
+        tables: whether it has sums over rows of the products of every two columns, from which
+            everybody can work out all two-way tables.
         kind: of the question, which fills it in.
     """
 
@@ -32,6 +34,7 @@ class Shown(NamedTuple):
     words: str
     each: bool = False
     extra: bool = False
+    tables: bool = False
     kind: str = ""
 
     @property
@@ -45,9 +48,9 @@ def each(part: str, words: str, extra: bool = False) -> Shown:
     return Shown(part, words, True, extra)
 
 
-def summed(part: str, words: str, extra: bool = False) -> Shown:
+def summed(part: str, words: str, extra: bool = False, tables: bool = False) -> Shown:
     """Announce a part that leaves a client only in a sum over all clients."""
-    return Shown(part, words, False, extra)
+    return Shown(part, words, False, extra, tables)
 
 
 class Announced:
