@@ -85,7 +85,7 @@ def same(first, second, but=()):
     """Whether two lists of posts have the same parts, and the same numbers but in some parts."""
     assert [key for key, _ in first] == [key for key, _ in second]
     for (key, one), (_, other) in zip(first, second, strict=True):
-        assert one.shape == other.shape
         if not set(key) & set(but):
+            assert one.shape == other.shape
             np.testing.assert_array_equal(one, other, err_msg=str(key))
     return True
