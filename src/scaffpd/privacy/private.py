@@ -119,7 +119,8 @@ class Private:
     budget: float | None = None
     colluding: int | None = None
     together: int | None = None
-    records: int | None = None
+    # it scales the answer and no noise, which follows from what `repr` shows
+    records: int | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, Linear | Module):
