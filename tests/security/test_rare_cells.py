@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from cases.posts import Posts, same, small_federation
-from cases.silos import run, wanted
+from cases.silos import federation, run, wanted
+from scaffpd.data.tabular.agree import features
 from scaffpd.data.tabular.columns import CATEGORY, NUMBER, DataColumn, FeatureTable
 from scaffpd.deploy.agreement import leaves
 from scaffpd.deploy.announcing import phases
@@ -20,7 +21,7 @@ from scaffpd.federation.own_weights import NUMBERS
 from scaffpd.federation.questions import Question
 from scaffpd.settings.federation import FederationFile
 from scaffpd.settings.model_file import read_model
-from scaffpd.settings.silo import SiloFile
+from scaffpd.settings.silo import SiloFile, SiloLimits
 
 SILOS = ("a", "b", "c", "d", "e")
 ROWS = 60
@@ -134,6 +135,30 @@ def test_no_cell_of_a_silos_own_rare_category_is_in_a_sum(tmp_path, monkeypatch,
             f"\n  smallest one-way cell of a silo: {least:.0f}; two-way cells of a silo below 10: "
             f"{len(small)} of {sum(cell > 0 for cell in two)}\n"
         )
+
+
+def test_cells_of_the_hospitals(tmp_path):
+    """What the threat model says of them: one-way cells of silos, and two-way ones below ten."""
+    path, places = federation(tmp_path, granted=False)
+    file = FederationFile.read(path)
+    schema = file.encoding()
+    named = np.array(["=" in name for name in features(schema)])
+    found = {}
+    for cell in (1, 10):
+        one, two = [], []
+        for place in places.values():
+            silo = SiloFile.read(place)
+            silo = silo.model_copy(update={"limits": SiloLimits(cell=cell)})
+            data = Dataset.read(silo, wanted(file))
+            nothing = np.zeros(len(named))
+            X = data.matrix(schema, nothing, nothing + 1, ~data.held)[:, named]
+            table = np.nan_to_num(X).T @ np.nan_to_num(X)
+            one += [*np.diag(table)]
+            two += [*table[np.triu_indices(len(table), 1)]]
+        two = np.array(two)
+        least = min(count for count in one if count)
+        found[cell] = int(least), int(((two > 0) & (two < 10)).sum()), int((two > 0).sum())
+    assert found == {1: (2, 114, 194), 10: (11, 47, 121)}
 
 
 WAYS = {

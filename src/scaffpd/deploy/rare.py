@@ -1,4 +1,4 @@
-r"""What few rows have is not told apart: a table before its rows have a part in any sum.
+r"""What few rows have becomes what many have: a table before its rows have a part in any sum.
 
 Sums over all silos hide a silo among others, and not a row that is alone in a cell: where one row
 of all has a category c, Σ 1[cp = c] v is its v, and Hessians at x = 0 have that for every v. So a
@@ -36,7 +36,7 @@ def recoded(
         table: the features.
         train: which rows are trained on.
         schema: the agreed columns.
-        least: the fewest training rows that are told apart.
+        least: the fewest training rows that are not recoded.
         curved: whether numbers are cut by thresholds.
     """
     if table.block is not None:
@@ -62,17 +62,17 @@ def recoded(
 def _common(column: DataColumn, agreed: CategoryColumn, train: Mask, least: int) -> DataColumn:
     counts = column.counts(train)
     named = np.array([name in agreed["categories"] for name in column.categories], dtype=bool)
-    kept = named & (counts >= least)
-    others = ~kept if agreed["other"] else ~named
+    common = named & (counts >= least)
+    others = ~common if agreed["other"] else ~named
     other = len(counts) if counts[others].sum() >= least else -1
-    places = np.where(kept, np.arange(len(counts)), np.where(others, other, -1))
+    places = np.where(common, np.arange(len(counts)), np.where(others, other, -1))
     codes = np.array([*places, -1], dtype=np.int32)[column.values.astype(np.int64)]
     # no agreement has a category of this name
     return replace(column, values=codes, categories=(*column.categories, REST))
 
 
 def without_few(values: Matrix, train: Mask, least: int) -> Matrix:
-    """Return columns in which as many rows as are told apart, or none, differ from the median.
+    """Return columns in which at least `least` training rows differ from the median, or none.
 
     Where all rows but few have one value, the median is that value.
     """

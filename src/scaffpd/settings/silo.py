@@ -77,8 +77,8 @@ class SiloLimits(SettingsTable):
     """[limits]: what the silo allows."""
 
     rows: key.Count = 20  # the fewest training rows to take part, and the fewest held-out ones
-    # the fewest training rows of a category, or beside the commonest number of a column, that are
-    # told apart in sums without noise; 1 tells all
+    # the fewest training rows of a category, or of other numbers than the commonest, that have
+    # cells of their own in sums without noise; with 1 all have
     cell: key.Count = 10
     runs: key.Count = 20  # the most agreements that the silo ever takes part in
     # the largest share that one silo's vector may have of a sum from which colluding silos have
