@@ -89,7 +89,7 @@ def facts(rows):
     public = (
         *(np.ravel(found.smoothness), np.ravel(found.strong_convexity), np.ravel(found.steepest)),
         *(np.ravel(found.samples), found.convex, found.quadratic, found.noisy),
-        *(rows.data.records, oracle.clips, len(rows.data.there)),
+        *(rows.data.records, oracle.clips, rows.data.length),
     )
     return repr(public), oracle
 

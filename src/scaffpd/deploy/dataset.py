@@ -34,7 +34,7 @@ class Dataset(ClientRows):
     # m, which everybody knows: with noise that of the table, whatever its cells are, and else how
     # many rows there are to train on
     records: int = field(kw_only=True)
-    there: Mask = field(kw_only=True, repr=False)  # which rows of the table have a target
+    length: int = field(kw_only=True)  # of the table
     subject: str | None = field(default=None, kw_only=True)  # the column by which rows are dealt
 
     @classmethod
@@ -59,7 +59,7 @@ class Dataset(ClientRows):
             extra=found.extra,
             goal=found.goal,
             records=records,
-            there=found.there,
+            length=len(found.there),
             subject=file.data.subject,
         )
 

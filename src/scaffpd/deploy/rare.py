@@ -76,14 +76,14 @@ def without_few(values: Matrix, train: Mask, least: int) -> Matrix:
 
     Where all rows but few have one value, the median is that value.
     """
-    found = values.copy()
-    for j, column in enumerate(values.T):
-        there = column[train & ~np.isnan(column)]
-        if len(there):
-            middle = np.median(there)
-            if 0 < np.sum(there != middle) < least:
-                found[~np.isnan(column), j] = middle
-    return found
+    rows = np.sort(values[train], axis=0)  # gaps come last
+    number = (~np.isnan(rows)).sum(0)
+    columns = np.arange(values.shape[1])
+    low, high = (rows[place, columns] for place in ((number - 1) // 2, number // 2))
+    median = _between(low, high)
+    differ = (~np.isnan(rows) & (rows != median)).sum(0)
+    few = (differ > 0) & (differ < least)
+    return np.where(few & ~np.isnan(values), median, values)
 
 
 def grouped(values: Matrix, train: Mask, least: int) -> Matrix:
@@ -100,6 +100,11 @@ def grouped(values: Matrix, train: Mask, least: int) -> Matrix:
             ends.append(begin)
     stops = np.array([*ends[:-1], len(there)])  # the last group has what is left
     starts = np.concatenate([[0], stops[:-1]])
-    middle = (there[(starts + stops - 1) // 2] + there[(starts + stops) // 2]) / 2
+    median = _between(there[(starts + stops - 1) // 2], there[(starts + stops) // 2])
     group = np.searchsorted(there[stops[:-1] - 1], values)
-    return np.where(np.isnan(values), np.nan, middle[np.minimum(group, len(middle) - 1)])
+    return np.where(np.isnan(values), np.nan, median[np.minimum(group, len(median) - 1)])
+
+
+def _between(low: Matrix, high: Matrix) -> Matrix:
+    """Return the middle of two numbers of any size, of equal ones these."""
+    return np.where(low == high, low, low / 2 + high / 2)

@@ -129,7 +129,7 @@ class SiloRows:
         about = {name: own for name, own in self.noise.items() if name not in ("epsilon", "counts")}
         # public bounds on the rows of all, for the units of sums
         shared = "colluding" in about
-        about["together"] = 2**20 * len(self.terms.silos) if shared else len(self.data.there)
+        about["together"] = 2**20 * len(self.terms.silos) if shared else self.data.length
         about["records"] = self.data.records
         return Private(model, **about, budget=self.noise["epsilon"])
 

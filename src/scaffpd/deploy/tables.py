@@ -10,12 +10,12 @@ import numpy as np
 from scaffpd.data.tabular.agree import Schema
 from scaffpd.data.tabular.cellwise import (
     Cells,
-    as_text,
     cells_of,
     label_places,
     numbers,
     open_cells,
     read_cells,
+    texts,
 )
 from scaffpd.data.tabular.columns import (
     CATEGORY,
@@ -164,8 +164,7 @@ def cell_by_cell(file: SiloFile, wanted: Wanted) -> Found:
     subjects = None
     if source.subject is not None:
         _check_named(file, bool(table))
-        whose = cells_of(table, source.subject, of)
-        subjects = [as_text(cell, source.missing) for cell in whose]
+        subjects = texts(cells_of(table, source.subject, of), source.missing)
     known: Target = Target(
         wanted.task,
         values[there].astype(np.int64) if labels else values[there],

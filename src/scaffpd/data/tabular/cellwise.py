@@ -17,8 +17,9 @@ import io
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -46,6 +47,7 @@ from scaffpd.errors import InputError, unknown
 
 TRUTHS = {"true": 1.0, "false": 0.0}
 Cells = Sequence[object]
+T = TypeVar("T")
 
 
 def open_cells(path: Path) -> dict[str, Cells]:
@@ -107,9 +109,20 @@ def as_text(cell: object, missing: Collection[object] = ()) -> str | None:
     return spelt(cell)
 
 
+def _each(read: Callable[[object], T], cells: Cells) -> list[T]:
+    """Read all cells, each different text once."""
+    known = {cell: read(cell) for cell in {cell for cell in cells if isinstance(cell, str)}}
+    return [known[cell] if isinstance(cell, str) else read(cell) for cell in cells]
+
+
+def texts(cells: Cells, missing: Collection[object] = ()) -> list[str | None]:
+    """Return cells as names of categories."""
+    return _each(lambda cell: as_text(cell, missing), cells)
+
+
 def numbers(cells: Cells, decimal: str = ".", missing: Collection[object] = ()) -> Matrix:
     """Return cells as numbers."""
-    return np.array([as_number(cell, decimal, missing) for cell in cells], dtype=np.float64)
+    return np.array(_each(lambda cell: as_number(cell, decimal, missing), cells), dtype=np.float64)
 
 
 def read_cells(
@@ -118,11 +131,9 @@ def read_cells(
     """Return a column of an agreed kind."""
     if kind != CATEGORY:
         return DataColumn(name, NUMBER, numbers(cells, decimal, missing))
-    texts = [as_text(cell, missing) for cell in cells]
-    distinct = sorted({text for text in texts if text is not None})
-    place = {text: k for k, text in enumerate(distinct)}
-    codes = np.array([place.get(text, len(distinct)) for text in texts], dtype=np.int32)
-    return categorical(name, [*distinct, None], codes)
+    found = texts(cells, missing)
+    place = {text: k for k, text in enumerate(dict.fromkeys(found))}
+    return categorical(name, [*place], np.array([place[text] for text in found], dtype=np.int32))
 
 
 def label_places(
@@ -132,7 +143,7 @@ def label_places(
     if all(isinstance(label, int) for label in labels):
         given = [*map(spelt, numbers(cells, decimal, missing))]
     else:
-        given = [as_text(cell, missing) or "" for cell in cells]
+        given = [text or "" for text in texts(cells, missing)]
     place = {str(label): k for k, label in enumerate(labels)}
     found = [place.get(text, math.nan) for text in given]
     return np.array(found, dtype=np.float64)
