@@ -217,6 +217,15 @@ def test_a_line_that_is_broken_is_a_row_without_values(tmp_path):
     assert open_cells(file)["b"] == ("café", "é")
 
 
+def test_empty_cells_at_the_end_of_a_sheet(tmp_path):
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    for row in (["a", "b"], [1, 2], [3], [None, None], [5, 6]):
+        book.active.append(row)
+    book.save(tmp_path / "rows.xlsx")
+    assert open_cells(tmp_path / "rows.xlsx") == {"a": (1, 3, None, 5), "b": (2, None, None, 6)}
+
+
 def test_numbers_of_single_cells():
     read = [as_number(cell) for cell in ("1", " 2.5 ", "true", True, 3, "1e400", "3,5", None, "x")]
     assert read[:5] == [1, 2.5, 1, 1, 3]

@@ -182,8 +182,8 @@ def _sheet(path: Path) -> Iterator[Sequence[object]]:
         sheet = load_workbook(path, read_only=True, data_only=True).worksheets[0]
     except (KeyError, ValueError, IndexError):
         raise InputError("empty-sheet", f"{path.name!r} has no sheet.") from None
-    begun = False
+    width = 0
     for row in sheet.iter_rows(values_only=True):
-        begun = begun or any(cell is not None for cell in row)
-        if begun:
-            yield row
+        if width or any(cell is not None for cell in row):
+            width = width or len(row)
+            yield [*row, *[None] * width][:width]
