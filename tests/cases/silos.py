@@ -207,7 +207,7 @@ class Killed(BaseException):
 
 def wanted(file):
     """What silos read of their tables."""
-    return Wanted.of(file.encoding(), file.task, file.privacy is not None, file.curved)
+    return Wanted.agreed(file)
 
 
 def rows(path, places):

@@ -167,6 +167,39 @@ def test_whole_runs_of_adjacent_tables_differ_in_noised_numbers_alone(
     assert all(same(found[0], other, NOISED | following) for other in found[1:])
 
 
+TARGETS = {
+    "labels": "",
+    "numbers": 'kind = "squared"',
+    "numbers of a binary loss": 'kind = "logistic"',
+}
+
+
+@pytest.mark.parametrize("kind", TARGETS)
+def test_no_target_ends_a_run(tmp_path, kind):
+    """Beyond all numbers, negative, a text, or the only one of its kind: each is that record's."""
+    path, places = prepared(tmp_path)
+    text = path.read_text().replace('kind = "logistic"', TARGETS[kind])
+    path.write_text(text if kind == "labels" else text.replace("labels = [0, 1]\n", ""))
+    file = FederationFile.read(path)
+    own = SiloFile.read(places["a"])
+    agreement = Agreement.made(file, {n: s.identity.card for n, s in opened(places).items()})
+    ledger = TableLedger(own.ledger)
+    ledger.take()
+    said = set()
+    with ledger:
+        for target in ("1", *UGLY, "1e200", "-3", "0.5"):
+            rows = people(0)
+            for row in rows:
+                row["ill"] = "0"
+            rows[50]["ill"] = target
+            write_table(own.data.file, rows)
+            found, oracle = facts(SiloRows(own, agreement, file, ledger))
+            x = torch.ones(oracle.dimension).double()
+            assert torch.isfinite(oracle.sums.gradients(x)).all()
+            said.add(found)
+    assert len(said) == 1
+
+
 FORMS = ("csv", "semicolons", "latin", "parquet", "xlsx")
 
 

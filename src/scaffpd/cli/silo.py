@@ -240,7 +240,8 @@ def predict(file: Path, model: Path, out: Path) -> None:
 
     x, setup = read_model(model)
     curved = any("steps" in column for column in setup.schema["columns"])
-    wanted = Wanted.of(setup.schema, setup.task, bool(setup.privacy), curved)
+    loss = str(setup.model.get("loss", ""))
+    wanted = Wanted.of(setup.schema, setup.task, bool(setup.privacy), curved, loss)
     data = Dataset.read(_settings(file), wanted)
     write_predictions(out, {**predicted(data, x, setup)})
 

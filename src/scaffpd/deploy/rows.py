@@ -50,9 +50,7 @@ class SiloRows:
         self._secret = load_or_create(file.identity)
         self._fresh = secret_bytes(None)  # noise is drawn from it, and it never touches a disk
         self._counted = JsonLines(self.folder / "counts.jsonl")
-        private = terms.privacy is not None
-        wanted = Wanted.of(terms.encoding(), terms.task, private, terms.curved)
-        self.data = Dataset.read(file, wanted)
+        self.data = Dataset.read(file, Wanted.agreed(terms))
         self.data.check(file.limits)
         # All rows, whichever are held out: silos of the same table hold out others, and sums over
         # most of the same rows show nearly what sums over the same ones do.

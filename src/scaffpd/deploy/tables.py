@@ -31,12 +31,15 @@ from scaffpd.data.tabular.formats import entry_table, entry_target, open_table
 from scaffpd.data.tabular.read import names_in, read_columns, rows_with
 from scaffpd.data.tabular.survival import survived
 from scaffpd.errors import InputError
+from scaffpd.models.losses import LOSSES
+from scaffpd.settings.federation import FederationTerms
 from scaffpd.settings.methods import load
 from scaffpd.settings.silo import SiloData, SiloFile
 from scaffpd.tasks import timed
 from scaffpd.tasks.base import Target, Task
 
 Names = Sequence[str | None]
+FARTHEST = 1e100  # beyond it a target is none: its square would be no number
 
 
 class Wanted(NamedTuple):
@@ -49,6 +52,7 @@ class Wanted(NamedTuple):
         schema: the agreed columns; `None` before there is an agreement.
         noisy: whether all that leaves has noise.
         curved: whether numbers are cut by thresholds.
+        loss: of the model, if it is linear.
     """
 
     columns: tuple[str, ...] = ()
@@ -57,14 +61,24 @@ class Wanted(NamedTuple):
     schema: Schema | None = None
     noisy: bool = False
     curved: bool = False
+    loss: str = ""
 
     @classmethod
-    def of(cls, schema: Schema, task: Task, noisy: bool = False, curved: bool = False) -> Wanted:
+    def of(
+        cls, schema: Schema, task: Task, noisy: bool = False, curved: bool = False, loss: str = ""
+    ) -> Wanted:
         """Read what a schema names."""
         columns = schema["columns"]
         texts = [column["name"] for column in columns if column["kind"] == CATEGORY]
         names = tuple(column["name"] for column in columns)
-        return cls(names, tuple(texts), task, schema, noisy, curved)
+        return cls(names, tuple(texts), task, schema, noisy, curved, loss)
+
+    @classmethod
+    def agreed(cls, terms: FederationTerms) -> Wanted:
+        """Read what an agreement names, as it may have a part in its sums."""
+        loss = str(terms.linear().get("loss", ""))
+        noisy = terms.privacy is not None
+        return cls.of(terms.encoding(), terms.task, noisy, terms.curved, loss)
 
 
 ANYTHING = Wanted()
@@ -158,9 +172,12 @@ def cell_by_cell(file: SiloFile, wanted: Wanted) -> Found:
     if features.rows != len(cells):
         raise _unequal(file, features.rows, len(cells))
     labels = schema["labels"]
-    places = label_places(cells, labels, decimal, source.missing)
-    values = places if labels else numbers(cells, decimal, source.missing)
-    there = ~np.isnan(values)
+    binary = wanted.loss in LOSSES and LOSSES[wanted.loss].binary
+    if labels or binary:  # without labels, a binary loss takes the numbers 0 and 1
+        values = label_places(cells, labels or [0, 1], decimal, source.missing)
+    else:
+        values = numbers(cells, decimal, source.missing)
+    there = np.abs(values) <= FARTHEST  # and a number
     subjects = None
     if source.subject is not None:
         _check_named(file, bool(table))
