@@ -215,6 +215,31 @@ def test_the_agreement_says_where_two_way_tables_become_known(tmp_path):
 # ------------------------------------------------------------------ the recoding itself
 
 
+@pytest.mark.parametrize("few", [0, 9, 10])
+def test_products_of_a_pair_have_no_rare_cell(tmp_path, few):
+    """A product is a column, and the one person in it has every value, as with a category."""
+    tables_ = tables("q")
+    for k, row in enumerate(tables_["a"]):
+        row |= {"cp": "pq"[k < 30], "sex": "fm"[k < 30 - few], "ill": k % 2}
+    path, places = small_federation(tmp_path, tables_, WITHOUT)
+    file = FederationFile.read(path)
+    data = Dataset.read(SiloFile.read(places["a"]), wanted(file))
+    schema = file.encoding()
+    sides = {column["name"]: column for column in schema["columns"]}
+    left = {**sides["cp"], "categories": ["q"], "other": False}
+    right = {**sides["sex"], "categories": ["m"], "other": False}
+    schema = {**schema, "pairs": [{"left": left, "right": right}]}
+    nothing = np.zeros(len(features(schema)))
+    encoded = data.matrix(schema, nothing, nothing + 1, ~data.held)[:, -1]
+    rows, sums = data.totals(schema)[:, -1]
+    if few == 9:  # nine have q, and are no m: the difference of a column and the product
+        assert (rows, sums) == (0, 0)
+        assert not encoded.any()  # the mean over all silos
+    else:
+        assert (rows, sums) == (ROWS, 30 - few)
+        assert encoded.sum() == 30 - few
+
+
 def category(*texts):
     names = sorted({text for text in texts if text})
     codes = [names.index(text) if text else -1 for text in texts]

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from scaffpd.data.tabular.agree import ColumnPair, Schema
 from scaffpd.data.tabular.cellwise import TRUTHS
 from scaffpd.data.tabular.columns import CATEGORY, DataColumn, FeatureTable, Mask, Matrix, spelt
-from scaffpd.data.tabular.encode import ClientRows
+from scaffpd.data.tabular.encode import SIDES, ClientRows
 from scaffpd.deploy.messages import Array
 from scaffpd.deploy.rare import recoded
 from scaffpd.deploy.split import drawn_marks, held_rows
@@ -35,6 +36,7 @@ class Dataset(ClientRows):
     # many rows there are to train on
     records: int = field(kw_only=True)
     length: int = field(kw_only=True)  # of the table
+    cell: int = field(default=1, kw_only=True)  # the fewest training rows of a cell of its own
     subject: str | None = field(default=None, kw_only=True)  # the column by which rows are dealt
 
     @classmethod
@@ -60,8 +62,18 @@ class Dataset(ClientRows):
             goal=found.goal,
             records=records,
             length=len(found.there),
+            cell=file.limits.cell,
             subject=file.data.subject,
         )
+
+    def acts(self, schema: Schema, pair: ColumnPair) -> bool:
+        """Return whether each cell that a pair cuts has `cell` training rows, or none.
+
+        Sums have the other values of a product's rows, as they have those of a category's.
+        """
+        Z = self.indicators(schema, [pair[side] for side in SIDES])
+        _, counts = np.unique(Z, axis=0, return_counts=True)
+        return bool(counts.min() >= self.cell)
 
     def check(self, limits: SiloLimits) -> None:
         """Refuse to take part with too few rows: sums over few rows reveal much about each."""

@@ -14,6 +14,7 @@ with curves  numbers are cut into groups of at least `least` training rows of su
              often they are refined, a silo's part of a cell is 0 or at least `least`, and so is
              the difference of two
 
+Products of a pair are cells of two columns: `Dataset.acts` leaves out those with a rare one.
 Held-out rows follow the training rows. Unknown values are filled as missing ones are.
 """
 
