@@ -17,7 +17,9 @@ import pyarrow.parquet
 import pytest
 import torch
 
+import scaffpd as sp
 from cases.posts import Posts, same, small_federation, write_table
+from cases.refusals import refuses
 from cases.silos import mostly_long, opened, run, wanted
 from scaffpd.data.tabular.agree import scale_of
 from scaffpd.data.tabular.cellwise import as_number, as_text, open_cells
@@ -248,6 +250,25 @@ def test_a_line_that_is_broken_is_a_row_without_values(tmp_path):
     assert open_cells(file) == {"a": ("1", None, None, "5"), "b": ("2", None, None, "6")}
     file.write_bytes(b"a,b\n1,caf\xe9\n2,\xc3\xa9\n")  # of two encodings
     assert open_cells(file)["b"] == ("café", "é")
+
+
+def test_records_that_lack_a_label_add_zero():
+    """The same sums, with the same noise, over the number of records that everybody knows."""
+    draw = np.random.default_rng(2)
+    rows = {"a": (draw.normal(size=(12, 3)), draw.integers(0, 2, 12))}
+    x = torch.tensor([0.3, -0.2, 0.1]).double()
+    made = {}
+    for records in (None, 20):
+        private = sp.Private(
+            sp.Linear("logistic", l2=0.01), secret=1, radius=3.0, together=20, records=records
+        )
+        cohort = sp.Cohort(rows, private)
+        at = cohort.gradients(x)
+        made[records] = at.each()[0] - 0.01 * x, at.losses[0], cohort.constants().samples
+    assert (made[None][2], made[20][2]) == ([12], [20])
+    torch.testing.assert_close(20 * made[20][0], 12 * made[None][0], rtol=0, atol=1e-12)
+    with refuses("not-a-count"):
+        sp.Private(sp.Linear("logistic", l2=0.01), records=0)
 
 
 def test_empty_cells_at_the_end_of_a_sheet(tmp_path):
