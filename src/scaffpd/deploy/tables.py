@@ -142,60 +142,69 @@ def column_by_column(file: SiloFile, wanted: Wanted) -> Found:
 
 def cell_by_cell(file: SiloFile, wanted: Wanted) -> Found:
     """Read what an agreement with noise names: nothing depends on a single cell but that cell."""
-    source = file.data
     schema = wanted.schema
     assert schema is not None
     assert wanted.task is not None
-    given: Any = None
-    if source.entry is None:
-        assert source.file is not None
-        table = open_cells(source.file)
-        goals = _goals(source)
-        if len(goals) > 1:
-            raise InputError(
-                "task-not-agreed",
-                f"Silo {file.name!r} has times to an event, unlike the agreement.",
-            )
-        cells = cells_of(table, goals[0], source.file.name)
-    else:
-        given, y = _loaded(file)
-        framed = hasattr(given, "columns")
-        table = {str(name): given[name].tolist() for name in given.columns} if framed else {}
-        cells = np.asarray(y, dtype=object).ravel().tolist()
-    decimal = source.decimal or "."
-    of = source.entry or str(source.file and source.file.name)
+    source = file.data
+    how = source.decimal or ".", source.missing
+    given = _given(file)
     features = (
-        _block(file, given)
-        if schema["shape"] is not None
-        else _columns(table, schema, decimal, source.missing, of)
+        _block(file, given.block) if schema["shape"] is not None else _columns(given, schema, *how)
     )
-    if features.rows != len(cells):
-        raise _unequal(file, features.rows, len(cells))
+    if features.rows != len(given.target):
+        raise _unequal(file, features.rows, len(given.target))
     labels = schema["labels"]
     binary = wanted.loss in LOSSES and LOSSES[wanted.loss].binary
     if labels or binary:  # without labels, a binary loss takes the numbers 0 and 1
-        values = label_places(cells, labels or [0, 1], decimal, source.missing)
+        values = label_places(given.target, labels or [0, 1], *how)
     else:
-        values = numbers(cells, decimal, source.missing)
+        values = numbers(given.target, *how)
     there = np.abs(values) <= FARTHEST  # and a number
-    subjects = None
-    if source.subject is not None:
-        _check_named(file, bool(table))
-        subjects = texts(cells_of(table, source.subject, of), source.missing)
-    known: Target = Target(
+    known = Target(
         wanted.task,
         values[there].astype(np.int64) if labels else values[there],
         tuple(labels),  # type: ignore[arg-type]
     )
-    goal = read_cells("target", cells, CATEGORY, decimal, source.missing)
+    subjects = None
+    if source.subject is not None:
+        _check_named(file, bool(given.table))
+        subjects = texts(cells_of(given.table, source.subject, given.of), source.missing)
+    goal = read_cells("target", given.target, CATEGORY, *how)
     return Found(features.take(there), known, goal.take(there & ~goal.missing), there, subjects)
 
 
+class _Given(NamedTuple):
+    """Cells as a table, or an operator's own code, has them."""
+
+    of: str  # its name
+    target: Cells
+    table: dict[str, Cells]  # empty where features have no names
+    block: object = None  # features without names
+
+
+def _given(file: SiloFile) -> _Given:
+    source = file.data
+    if source.file is None:
+        X, y = _loaded(file)
+        target = np.asarray(y, dtype=object).ravel().tolist()
+        if not hasattr(X, "columns"):
+            return _Given(str(source.entry), target, {}, X)
+        return _Given(str(source.entry), target, {str(n): X[n].tolist() for n in X.columns})
+    goals = _goals(source)
+    if len(goals) > 1:
+        raise InputError(
+            "task-not-agreed",
+            f"Silo {file.name!r} has times to an event, unlike the agreement.",
+        )
+    table = open_cells(source.file)
+    return _Given(source.file.name, cells_of(table, goals[0], source.file.name), table)
+
+
 def _columns(
-    table: dict[str, Cells], schema: Schema, decimal: str, missing: Sequence[object], of: str
+    given: _Given, schema: Schema, decimal: str, missing: Sequence[object]
 ) -> FeatureTable:
     columns = tuple(
-        read_cells(name, cells_of(table, name, of), column["kind"], decimal, missing)
+        read_cells(name, cells_of(given.table, name, given.of), column["kind"], decimal, missing)
         for column in schema["columns"]
         for name in [column["name"]]
     )
