@@ -201,8 +201,9 @@ def written(folder: Path, kind: str) -> tuple[Path, dict[str, Path]]:
         text = text.replace(old, new, 1)
     path.write_text(text)
     for number, place in enumerate(places.values()):  # the same rows are held out every time
-        (place.parent / "identity.key").write_text(f"{number:064x}\n")
-        (place.parent / "identity.key").chmod(0o600)
+        for key in ("identity.key", "split.key"):
+            (place.parent / key).write_text(f"{number:064x}\n")
+            (place.parent / key).chmod(0o600)
     agree_for_all(FederationFile.read(path), places)
     return path, places
 

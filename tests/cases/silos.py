@@ -14,13 +14,14 @@ import pytest
 import scaffpd as sp
 from scaffpd.deploy.agreement import Agreement
 from scaffpd.deploy.coordinate import coordinate
-from scaffpd.deploy.dataset import Dataset, Wanted
+from scaffpd.deploy.dataset import Dataset
 from scaffpd.deploy.deployed_run import DeployedRun
 from scaffpd.deploy.hospitals import write_hospitals
 from scaffpd.deploy.messages import Failure, InProcess
 from scaffpd.deploy.records import GRANTED
 from scaffpd.deploy.silo import Silo
-from scaffpd.files import JsonLines, load_or_create
+from scaffpd.deploy.tables import Wanted
+from scaffpd.files import JsonLines
 from scaffpd.report.record import RunRecord
 from scaffpd.settings.federation import FederationFile
 from scaffpd.settings.model_file import linear, read_model
@@ -75,8 +76,9 @@ def federation(folder: Path, silos: int = 4, replacing=(), more: str = "", grant
         text = text.replace(old, new)
     path.write_text(text + more)
     for number, place in enumerate(places.values()):  # the split into rows is the same every time
-        (place.parent / "identity.key").write_text(f"{number:064x}\n")
-        (place.parent / "identity.key").chmod(0o600)
+        for key in ("identity.key", "split.key"):
+            (place.parent / key).write_text(f"{number:064x}\n")
+            (place.parent / key).chmod(0o600)
     if granted:
         agree(path, places)
     return path, places
@@ -201,16 +203,18 @@ class Killed(BaseException):
     """The coordinator's process is gone."""
 
 
+def wanted(file):
+    """What silos read of their tables."""
+    return Wanted.agreed(file)
+
+
 def rows(path, places):
     """Every silo's rows as the finished run has encoded them."""
     file = FederationFile.read(path)
     setup = read_model(file.folder / "model.safetensors")[1]
     found = {}
     for name, place in places.items():
-        own = SiloFile.read(place)
-        data = Dataset.read(
-            own, load_or_create(own.identity), Wanted.of(file.encoding(), file.task)
-        )
+        data = Dataset.read(SiloFile.read(place), wanted(file))
         found[name] = data.encoded(setup.schema, setup.mean, setup.deviation)
     return found, linear(setup.model)
 

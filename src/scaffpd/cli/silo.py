@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from secrets import token_bytes
 from typing import TYPE_CHECKING
 
 import click
@@ -61,13 +60,11 @@ def check(file: Path, as_json: bool) -> None:
     """
     from scaffpd.deploy.check import site_overview
     from scaffpd.deploy.dataset import Dataset
-    from scaffpd.files import SECRET_BYTES, load_or_create
+    from scaffpd.files import load_or_create
 
     settings = _settings(file)
-    made = settings.identity.exists()
-    secret = load_or_create(settings.identity) if made else token_bytes(SECRET_BYTES)
-    data = Dataset.read(settings, secret)
-    load_or_create(settings.identity, secret)  # what cannot be read leaves no file behind
+    data = Dataset.read(settings)
+    load_or_create(settings.identity)  # what cannot be read leaves no file behind
     found = site_overview(settings, data)
     print_json(found) if as_json else _show_check(found)
     data.check(settings.limits)
@@ -228,15 +225,16 @@ def predict(file: Path, model: Path, out: Path) -> None:
     Examples:
         scaffpd silo predict silo.toml run/model.safetensors --out predictions.csv
     """
-    from scaffpd.deploy.dataset import Dataset, Wanted
+    from scaffpd.deploy.dataset import Dataset
     from scaffpd.deploy.dataset import predict as predicted
-    from scaffpd.files import load_or_create
+    from scaffpd.deploy.tables import Wanted
     from scaffpd.settings.model_file import read_model
 
     x, setup = read_model(model)
-    settings = _settings(file)
-    secret = load_or_create(settings.identity)
-    data = Dataset.read(settings, secret, Wanted.of(setup.schema, setup.task))
+    curved = any("steps" in column for column in setup.schema["columns"])
+    loss = str(setup.model.get("loss", ""))
+    wanted = Wanted.of(setup.schema, setup.task, bool(setup.privacy), curved, loss)
+    data = Dataset.read(_settings(file), wanted)
     write_predictions(out, {**predicted(data, x, setup)})
 
 
@@ -257,7 +255,7 @@ def _show_check(found: Json) -> None:
     rows = found["rows"]
     lines = {
         "task": found["task"],
-        "rows": f"{rows['train']} to train on, {rows['test']} held out",
+        "rows": f"{rows['train']} to train on, {rows['test']} held out, {found['dealt']}",
         "key": found["fingerprint"],
     }
     if found["missing"] is not None:

@@ -52,6 +52,15 @@ CHANGED = (
     "change adds to its gradient at the model's own start: the difference of two sums."
 )
 EACH = "Shown to all, silo by silo"
+TABLES = (
+    "All two-way tables of the columns become known to all, over all silos together: of every two "
+    "categories how many rows have both, even if that is one row; of a category and a number, and "
+    "of two numbers, the sum of products. They can be worked out from {words}."
+)
+RARE = (
+    'Your categories of fewer than {cell} training rows are made "other" or unknown before '
+    "anything is added up."
+)
 UNKNOWN = (
     "What leaves is decided by {names}, code of this silo's own file that is loaded once you have "
     "agreed: it may ask for all that follows."
@@ -218,6 +227,7 @@ class Agreement:
         private = terms.privacy
         method, objective = _methods(terms)
         changed = [CHANGED] if earlier.keys() - {self.digest.hex()} and private is None else []
+        rare = [RARE.format(cell=file.limits.cell)] if private is None else []
         return {
             "federation": terms.name,
             "silos": {name: card.fingerprint for name, card in self.cards.items()},
@@ -228,7 +238,7 @@ class Agreement:
             "rounds": terms.rounds,
             "noise": None if private is None else [private.epsilon, private.delta],
             "code": _code(terms, file),
-            "leaves": [*leaves(terms), *self.with_others(earlier), *changed],
+            "leaves": [*leaves(terms), *rare, *self.with_others(earlier), *changed],
         }
 
 
@@ -382,6 +392,8 @@ def leaves(terms: FederationTerms) -> list[str]:
         ):
             words = dict.fromkeys(one.words for one in parts if one.each == one_by_one)
             lines += [f"{who}, {when}: {'; '.join(words)}."] if words else []
+    tables = dict.fromkeys(one.words for phase in found for one in phase.shown if one.tables)
+    lines += [TABLES.format(words="; ".join(tables))] if tables else []
     lines.append(
         f"Sums are made at one point with at most {most_weightings(n, t)} weightings, in "
         f"{terms.rounds} rounds at most. Each of the other {n - 1} learns the sum over {n - 1} "

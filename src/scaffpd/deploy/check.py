@@ -27,6 +27,7 @@ def site_overview(file: SiloFile, data: Dataset) -> Json:
         "fingerprint": Identity.stored(file.identity).card.fingerprint,
         "task": data.target.task.name,
         "rows": {"train": train, "test": test, "without_target": data.dropped},
+        "dealt": "by place" if data.subject is None else f"by {brief(data.subject)}",
         "labels": _labels(data),
         "target": {"smallest": float(y.min()), "mean": float(y.mean()), "largest": float(y.max())}
         if not data.target.labels
@@ -82,6 +83,10 @@ def warnings(file: SiloFile, data: Dataset) -> Iterator[str]:
         yield ending
     if data.dropped:
         yield f"Rows without a target are left out: {data.dropped}."
+    least = file.limits
+    if file.data.test and not data.held.any():
+        yield f"Nothing is held out: it would be fewer than {least.rows} rows."
+    yield from rare(data, least.cell)
     present = dict(_present(data))
     empty = [name for name, values in present.items() if len(values) == 0]
     constant = [
@@ -97,6 +102,29 @@ def warnings(file: SiloFile, data: Dataset) -> Iterator[str]:
     for column in data.table.columns:
         if column.note:
             yield f"Column {column.name!r} {column.note}."
+
+
+def rare(data: Dataset, least: int) -> Iterator[str]:
+    """Yield what few training rows have: categories, which are recoded, and labels, which stay."""
+    for column in data.table.columns:
+        if column.kind == CATEGORY:
+            counts = column.counts(~data.held)
+            few = [
+                name
+                for name, count in zip(column.categories, counts, strict=True)
+                if 0 < count < least
+            ]
+            if few:
+                yield (
+                    f'Fewer than {least} rows have {_cut(few)} in {column.name!r}: "other" or '
+                    "unknown, in runs without noise."
+                )
+    few = [str(one["label"]) for one in _labels(data) if 0 < one["train"] < least]
+    if few:
+        yield (
+            f"Fewer than {least} rows have the label {_cut(few)}: sums over so few rows are in "
+            "gradients."
+        )
 
 
 def _present(data: Dataset) -> Iterator[tuple[str, Array]]:

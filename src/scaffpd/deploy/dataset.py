@@ -6,53 +6,24 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scaffpd.data.tabular.agree import Schema
-from scaffpd.data.tabular.columns import (
-    CATEGORY,
-    DATE,
-    DataColumn,
-    FeatureTable,
-    Matrix,
-    array_block,
-    spelt,
-)
-from scaffpd.data.tabular.encode import ClientRows, target
-from scaffpd.data.tabular.formats import entry_table, entry_target, open_table
-from scaffpd.data.tabular.read import read_columns
-from scaffpd.data.tabular.survival import survived
+from scaffpd.data.tabular.agree import ColumnPair, Schema
+from scaffpd.data.tabular.cellwise import TRUTHS
+from scaffpd.data.tabular.columns import CATEGORY, DataColumn, FeatureTable, Mask, Matrix, spelt
+from scaffpd.data.tabular.encode import SIDES, ClientRows
 from scaffpd.deploy.messages import Array
+from scaffpd.deploy.rare import recoded
+from scaffpd.deploy.split import drawn_marks, held_rows
+from scaffpd.deploy.tables import ANYTHING, Found, Wanted, cell_by_cell, column_by_column
 from scaffpd.errors import InputError
+from scaffpd.files import load_or_create, make_folder
 from scaffpd.secure.keys import derived
-from scaffpd.settings.methods import load
 from scaffpd.settings.model_file import Setup, own_model, predict_encoded
 from scaffpd.settings.silo import SiloFile, SiloLimits
-from scaffpd.tasks import timed
-from scaffpd.tasks.base import Target, Task
-
-
-class Wanted(NamedTuple):
-    """What to read of a table; all of it where nothing is agreed yet."""
-
-    columns: tuple[str, ...] = ()
-    categories: tuple[str, ...] = ()
-    task: Task | None = None
-
-    @classmethod
-    def of(cls, schema: Schema, task: Task) -> Wanted:
-        """Read what a schema names."""
-        columns = schema["columns"]
-        texts = [column["name"] for column in columns if column["kind"] == CATEGORY]
-        names = tuple(column["name"] for column in columns)
-        return cls(names, tuple(texts), task)
-
-
-ANYTHING = Wanted()
-TRUTHS = {"true": "1", "false": "0"}  # files of other formats have numbers instead
+from scaffpd.tasks.base import Target
 
 
 @dataclass(frozen=True)
@@ -60,50 +31,52 @@ class Dataset(ClientRows):
     """All rows of a silo that have a target."""
 
     goal: DataColumn = field(kw_only=True, repr=False)  # as it is read with nothing agreed
+    # m, which everybody knows: with noise that of the table, whatever its cells are, and else how
+    # many rows there are to train on
+    records: int = field(kw_only=True)
+    length: int = field(kw_only=True)  # of the table
+    cell: int = field(default=1, kw_only=True)  # the fewest training rows of a cell of its own
+    subject: str | None = field(default=None, kw_only=True)  # the column by which rows are dealt
 
     @classmethod
-    def read(cls, file: SiloFile, secret: bytes, wanted: Wanted = ANYTHING) -> Dataset:
-        """Read the data that a `silo.toml` names; `secret` chooses the rows to hold out."""
-        source = file.data
-        owner = f"Silo {file.name!r}"
-        if source.entry is not None:
-            given = load(file.path.parent, source.entry)
-            if not isinstance(given, tuple) or len(given) != 2:
-                raise InputError(
-                    "entry-of-other-type",
-                    f"The entry {source.entry!r} must return (X, y), got {type(given).__name__}.",
-                )
-            return _from_entry(file, secret, wanted, *given)
-        assert source.file is not None
-        goals = [source.target] if isinstance(source.target, str) else source.target
-        task = timed() if len(goals) > 1 else wanted.task
-        if wanted.task is not None and wanted.task.timed != (len(goals) > 1):
-            has = "times to an event" if len(goals) > 1 else "no times to an event"
-            raise InputError("task-not-agreed", f"{owner} has {has}, unlike the agreement.")
-        opened = open_table(source.file)
-        needed = dict(zip(goals, ("target",) if task is None else task.roles, strict=False))
-        whole, _ = read_columns(opened, goals, (), needed, source.decimal, source.missing)
-        names = wanted.columns or [name for name in opened.names if name not in needed]
-        found, dropped = read_columns(
-            opened,
-            [*needed, *names],
-            wanted.categories,
-            needed,
-            source.decimal,
-            source.missing,
+    def read(cls, file: SiloFile, wanted: Wanted = ANYTHING) -> Dataset:
+        """Read the data that a `silo.toml` names, as it may have a part in sums."""
+        found = cell_by_cell(file, wanted) if wanted.noisy else column_by_column(file, wanted)
+        if found.features.width == 0:
+            raise InputError("no-columns", f"Silo {file.name!r} has no columns besides its target.")
+        held, records = _dealt(file, found, wanted.noisy)
+        if held.all():
+            raise InputError("no-training-rows", f"Silo {file.name!r} has no training rows.")
+        features = found.features
+        if wanted.schema is not None and not wanted.noisy:  # noise covers what few rows have
+            cell = file.limits.cell
+            features = recoded(features, ~held, wanted.schema, cell, wanted.curved)
+        return cls(
+            file.name,
+            features,
+            found.target,
+            held,
+            int((~found.there).sum()),
+            extra=found.extra,
+            goal=found.goal,
+            records=records,
+            length=len(found.there),
+            cell=file.limits.cell,
+            subject=file.data.subject,
         )
-        goal, *more = found[: len(needed)]
-        features = _without_dates(file, found[len(needed) :])
-        extra: tuple[Matrix, ...] = ()
-        if more:
-            goal, extra = survived(goal, more[0], more[1] if more[1:] else None, [])
-            extra = (*extra, np.zeros(len(goal.values)))[:2]  # on its own clock, from zero on
-        goal_read = target(owner, goal, task)
-        return _split(file, secret, features, goal_read, whole[0], sum(dropped.values()), extra)
+
+    def acts(self, schema: Schema, pair: ColumnPair) -> bool:
+        """Return whether each cell that a pair cuts has `cell` training rows, or none.
+
+        Sums have the other values of a product's rows, as they have those of a category's.
+        """
+        Z = self.indicators(schema, [pair[side] for side in SIDES])
+        _, counts = np.unique(Z, axis=0, return_counts=True)
+        return bool(counts.min() >= self.cell)
 
     def check(self, limits: SiloLimits) -> None:
         """Refuse to take part with too few rows: sums over few rows reveal much about each."""
-        train = self.rows[0]
+        train = self.records
         labels = len(self.target.labels)
         if train < limits.rows:
             rows = f"{train} training row{'s' * (train != 1)}"
@@ -134,8 +107,27 @@ class Dataset(ClientRows):
         distinct, counts = np.unique(self.goal.values, return_counts=True)
         for value, count in zip(distinct.tolist(), counts.tolist(), strict=True):
             text = self.goal.categories[value] if self.goal.kind == CATEGORY else spelt(value)
-            found[TRUTHS.get(text.lower(), text)] += count
+            # files of other formats have numbers for truth values
+            found[spelt(TRUTHS.get(text.lower(), text))] += count
         return hashlib.blake2b(repr(sorted(found.items())).encode(), key=secret).digest()
+
+
+def _dealt(file: SiloFile, found: Found, noisy: bool) -> tuple[Mask, int]:
+    """Return which rows with a target are held out, and m.
+
+    With noise both follow from the table's length, and from whom a row is about: a row that is left
+    out adds zero to sums that are divided by the same m.
+    """
+    make_folder(file.folder)
+    marks = drawn_marks(load_or_create(file.split), len(found.there), found.subjects)
+    share = file.data.test
+    least = file.limits.rows
+    if not noisy:
+        held = held_rows(marks[found.there], share, least)
+        return held, int((~held).sum())
+    out = round(share * len(marks))
+    held = held_rows(marks, share if out >= least else 0.0, 0)
+    return held[found.there], len(marks) - (out if out >= least else 0)
 
 
 def row_marks(
@@ -167,64 +159,6 @@ def row_marks(
             cells = np.array([*column.categories, ""])[cells.astype(np.int64)]
         total = total + marked(column.name, cells)
     return total
-
-
-def _without_dates(file: SiloFile, columns: Sequence[DataColumn]) -> FeatureTable:
-    for one in columns:
-        if one.kind == DATE:
-            raise InputError(
-                "date-column",
-                f"Column {one.name!r} of silo {file.name!r} {one.note}: list the columns "
-                "to use in data.columns, and leave it out.",
-            )
-    return FeatureTable(len(columns[0].values) if columns else 0, tuple(columns))
-
-
-def _from_entry(file: SiloFile, secret: bytes, wanted: Wanted, X: Any, y: Any) -> Dataset:
-    source = file.data
-    owner = f"Silo {file.name!r}"
-    entry = source.entry or ""
-    if hasattr(X, "columns"):  # a data frame
-        frame = entry_table(entry, X)
-        names = wanted.columns or frame.names
-        features = _without_dates(file, read_columns(frame, names, wanted.categories)[0])
-    elif wanted.columns:
-        raise InputError(
-            "features-without-names",
-            f"{owner} has features without names, but the agreement names columns.",
-        )
-    else:
-        features = array_block(owner, X)
-    (goal,), _ = read_columns(entry_target(entry, y), ["y"])
-    if len(X) != len(y):
-        raise InputError(
-            "rows-do-not-match", f"{owner} has {len(X)} rows of features, but {len(y)} targets."
-        )
-    there = ~goal.missing
-    if not there.any():
-        raise InputError("no-targets", f"{owner} has no row with a target.")
-    goal = goal.take(there)
-    read = target(owner, goal, wanted.task)
-    return _split(file, secret, features.take(there), read, goal, int((~there).sum()))
-
-
-def _split(
-    file: SiloFile,
-    secret: bytes,
-    features: FeatureTable,
-    goal: Target,
-    whole: DataColumn,
-    dropped: int,
-    extra: tuple[Matrix, ...] = (),
-) -> Dataset:
-    """Hold out rows by a keyed hash of their content: no row's place depends on others."""
-    if features.width == 0:
-        raise InputError("no-columns", f"Silo {file.name!r} has no columns besides its target.")
-    marks = row_marks(features, goal, derived(secret, b"split"), extra)
-    held = marks < np.uint64(int(file.data.test * 2**64))
-    if held.all():
-        raise InputError("no-training-rows", f"Silo {file.name!r} has no training rows.")
-    return Dataset(file.name, features, goal, held, dropped, extra=extra, goal=whole)
 
 
 def predict(data: Dataset, x: Array, setup: Setup) -> dict[str, Sequence[object] | Array]:

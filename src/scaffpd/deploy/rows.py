@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from scaffpd.data.curves import Matrix
 from scaffpd.data.tabular.agree import Schema
 from scaffpd.deploy.agreement import Agreement
-from scaffpd.deploy.dataset import Dataset, Wanted
+from scaffpd.deploy.dataset import Dataset
 from scaffpd.deploy.ledger import Entrant, TableLedger
+from scaffpd.deploy.tables import Wanted
 from scaffpd.deploy.transcript import Journal, Weightings
 from scaffpd.errors import InputError
 from scaffpd.files import JsonLines, load_or_create, make_folder
@@ -49,7 +50,7 @@ class SiloRows:
         self._secret = load_or_create(file.identity)
         self._fresh = secret_bytes(None)  # noise is drawn from it, and it never touches a disk
         self._counted = JsonLines(self.folder / "counts.jsonl")
-        self.data = Dataset.read(file, self._secret, Wanted.of(terms.encoding(), terms.task))
+        self.data = Dataset.read(file, Wanted.agreed(terms))
         self.data.check(file.limits)
         # All rows, whichever are held out: silos of the same table hold out others, and sums over
         # most of the same rows show nearly what sums over the same ones do.
@@ -124,8 +125,10 @@ class SiloRows:
         if not self.noise:
             return model
         about = {name: own for name, own in self.noise.items() if name not in ("epsilon", "counts")}
-        if "colluding" in about:  # a public bound on the rows of all, for the units of shared noise
-            about["together"] = 2**20 * len(self.terms.silos)
+        # public bounds on the rows of all, for the units of sums
+        shared = "colluding" in about
+        about["together"] = 2**20 * len(self.terms.silos) if shared else self.data.length
+        about["records"] = self.data.records
         return Private(model, **about, budget=self.noise["epsilon"])
 
     def _pay(self, account: Account | None) -> None:

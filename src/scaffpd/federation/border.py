@@ -24,6 +24,9 @@ class Shown(NamedTuple):
     words: str  # what an agreement calls it
     each: bool = False  # whether everybody sees each client's own; else only a sum over all clients
     extra: bool = False  # whether only some methods ask for it, which then name it
+    # whether it has sums over rows of the products of every two columns, from which everybody can
+    # work out all two-way tables
+    tables: bool = False
     kind: str = ""  # of the question, which fills it in
 
     @property
@@ -37,9 +40,9 @@ def each(part: str, words: str, extra: bool = False) -> Shown:
     return Shown(part, words, True, extra)
 
 
-def summed(part: str, words: str, extra: bool = False) -> Shown:
+def summed(part: str, words: str, extra: bool = False, tables: bool = False) -> Shown:
     """Announce a part that leaves a client only in a sum over all clients."""
-    return Shown(part, words, False, extra)
+    return Shown(part, words, False, extra, tables)
 
 
 class Announced:

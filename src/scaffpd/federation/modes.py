@@ -24,7 +24,7 @@ class ModesAt(Question):
     shows = (
         summed("value", "minima of your loss with a pull to a shared point"),
         summed("gradient", "their gradients"),
-        summed("curvature", "their Hessians"),
+        summed("curvature", "their Hessians", tables=True),
     )
     symmetric = ("curvature",)
 

@@ -71,7 +71,11 @@ class OwnSums(Question):
 
     kind = "own_sums"
     shows = (
-        summed("sums", "losses, weights, gradients and Hessians, weighted as only silos know"),
+        summed(
+            "sums",
+            "losses, weights, gradients and Hessians, weighted as only silos know",
+            tables=True,
+        ),
     )
 
     first: OwnWeights  # the question before

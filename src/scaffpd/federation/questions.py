@@ -327,7 +327,7 @@ class Hessian(Question):
     """Second derivatives H_i = ∇²f_i at the answered point, (d, d)."""
 
     kind = "hessian"
-    shows = (summed("hessian", "the weighted sum of Hessians"),)
+    shows = (summed("hessian", "the weighted sum of Hessians", tables=True),)
     symmetric = ("hessian",)
 
     at: GradientsAt

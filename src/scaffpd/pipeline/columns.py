@@ -145,6 +145,7 @@ class PairSums(RowQuestion):
             "cells",
             "of every two columns, first and second derivatives of your rows' losses in cells "
             "between thresholds",
+            tables=True,
         ),
     )
 

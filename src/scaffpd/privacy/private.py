@@ -67,6 +67,7 @@ class PrivateOptions(TypedDict, total=False):
     secret: bytes | int | None
     colluding: int | None
     together: int | None
+    records: int | None
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,10 @@ class Private:
             none, or show theirs. It protects against whoever sees only sums over all clients, as
             with `SecureAggregation`, and is √(n − t) times smaller where clients are alike. Left
             out, every client hides its own gradients from everybody.
-        together: of shared noise, the most records of all clients, those elsewhere included: all
-            count in the same units.
+        together: the most records of all clients, those elsewhere included, which everybody knows:
+            all count in the same units.
+        records: m of the clients here, which everybody knows, where sums may be over fewer records:
+            one that lacks a label adds zero, and how many do is nobody's business.
     """
 
     model: Linear | Module
@@ -115,6 +118,8 @@ class Private:
     budget: float | None = None
     colluding: int | None = None
     together: int | None = None
+    # it scales the answer and no noise, which follows from what `repr` shows
+    records: int | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         model = self.model
@@ -149,8 +154,9 @@ class Private:
             raise InputError("noise-too-large", "Private takes noise of at most 2^32 times a clip.")
         if self.colluding not in (None, 0):
             count("Private", "colluding", self.colluding)
-        if self.together is not None:
-            count("Private", "together", self.together)
+        for name in ("together", "records"):
+            if getattr(self, name) is not None:
+                count("Private", name, getattr(self, name))
         _check_delta(self.delta)
         # `True` is no seed, and the message does not repeat the secret
         secret = self.secret
@@ -252,7 +258,7 @@ class Private:
             clips,
             (z, z_L),
             ridge,
-            self._public(sizes, ridge),
+            self._public([self.records or size for size in sizes], ridge),
             self._members(data),
             Account(data.names, float(self.delta), self.budget),
             self.colluding,
@@ -275,7 +281,11 @@ class Private:
         model = repr(self), self._network()
         rows = enumerate(zip(data.names, data.features, data.labels, strict=True))
         return [
-            PrivateClient(i, client_key(secret, name, *model, _content(X), _content(y)), len(X))
+            PrivateClient(
+                i,
+                client_key(secret, name, *model, _content(X), _content(y)),
+                self.records or len(X),
+            )
             for i, (name, X, y) in rows
         ]
 

@@ -38,7 +38,11 @@ class SiloData(SettingsTable):
     ] = "y"
     decimal: Annotated[str, key.one_of(DECIMALS)] | None = None  # of CSV; else detected
     missing: key.Codes = ()  # values that mean missing
-    test: key.Share = 0.2  # the share of rows held out, by a keyed hash of their content
+    # the share of rows held out, by marks from a stored secret; `limits.rows` of them, or none
+    test: key.Share = 0.2
+    # the column that says whom a row is about: all rows of one are held out, or none; by default
+    # every row is dealt by its place in the table
+    subject: key.Text | None = None
     # the folder of the lock and the ledger of these rows; `None`: beside the table, or the entry's
     ledger: key.FileName | None = None
 
@@ -71,7 +75,10 @@ class SiloData(SettingsTable):
 class SiloLimits(SettingsTable):
     """[limits]: what the silo allows."""
 
-    rows: key.Count = 20  # the fewest training rows to take part
+    rows: key.Count = 20  # the fewest training rows to take part, and the fewest held-out ones
+    # the fewest training rows of a category, or of other numbers than the commonest, that have
+    # cells of their own in sums without noise; with 1 all have
+    cell: key.Count = 10
     runs: key.Count = 20  # the most agreements that the silo ever takes part in
     # the largest share that one silo's vector may have of a sum from which colluding silos have
     # subtracted theirs; 1 allows all weight on one silo
@@ -129,6 +136,11 @@ class SiloFile(OwnCode):
     def identity(self) -> Path:
         """The silo's secret, from which its keys are made; made if missing."""
         return self.folder / "identity.key"
+
+    @property
+    def split(self) -> Path:
+        """The secret from which rows have their marks; made if missing."""
+        return self.folder / "split.key"
 
     @property
     def ledger(self) -> Path:

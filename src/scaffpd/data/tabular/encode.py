@@ -17,6 +17,7 @@ from scaffpd.data.tabular.agree import (
     MOST_CATEGORIES,
     CategoryColumn,
     Column,
+    ColumnPair,
     Schema,
     features,
 )
@@ -161,12 +162,16 @@ class ClientRows:
                 )
             return self._numbers(self.table.block, rows, schema.get("range"), separate)
         blocks = self._blocks(schema, rows, separate)
-        products = [
-            (left[:, :, None] * right[:, None, :]).reshape(len(left), -1)
-            for pair in schema.get("pairs", ())
-            for left, right in [[_cut(schema, blocks, pair[side]) for side in SIDES]]
-        ]
+        products = []
+        for pair in schema.get("pairs", ()):
+            left, right = (_cut(schema, blocks, pair[side]) for side in SIDES)
+            product = (left[:, :, None] * right[:, None, :]).reshape(len(left), -1)
+            products.append(product if self.acts(schema, pair) else np.full_like(product, np.nan))
         return np.concatenate([*blocks.values(), *products], 1)
+
+    def acts(self, schema: Schema, pair: ColumnPair) -> bool:
+        """Return whether rows here have the products of a pair; else they are missing."""
+        return True
 
     def _blocks(self, schema: Schema, rows: Mask, separate: bool) -> dict[str, Matrix]:
         own = {column.name: column for column in self.table.columns}

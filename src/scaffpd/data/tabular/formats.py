@@ -53,15 +53,25 @@ def is_table(path: Path) -> bool:
     """Return whether a file, by its name, or a folder, by what is in it, holds a table."""
     if path.is_dir():
         return any(is_table(file) for file in path.iterdir() if file.is_file())
-    return bool(_kind(path))
+    return bool(kind_of(path))
 
 
-def _kind(path: Path) -> str:
+def kind_of(path: Path) -> str:
     """Return the ending that says what a file holds, without .gz; empty where it is no table."""
     name = path.name.lower()
     if name.endswith(".gz"):
         return next((end for end in TEXT if name.endswith(f"{end}.gz")), "")
     return next((end for end in (*TEXT, *PARQUET, *EXCEL) if name.endswith(end)), "")
+
+
+def tables_of(folder: Path) -> list[Path]:
+    """Return the tables of a folder, by name."""
+    files = sorted(file for file in folder.iterdir() if file.is_file() and kind_of(file))
+    if not files:
+        raise InputError(
+            "folder-without-tables", f"The folder {folder.name!r} holds no table ({ACCEPTED})."
+        )
+    return files
 
 
 def _row(row: int) -> str:
@@ -96,20 +106,15 @@ def open_table(*paths: Path) -> OpenTable:
             f"{str(path / 'config.toml')!r}.",
         )
     if path.is_dir() and not more:
-        files = sorted(file for file in path.iterdir() if file.is_file() and _kind(file))
-        if not files:
-            raise InputError(
-                "folder-without-tables", f"The folder {path.name!r} holds no table ({ACCEPTED})."
-            )
-        return _several(path, files)
+        return _several(path, tables_of(path))
     if more:
         return _several(path, paths)
-    kind = _kind(path)
+    kind = kind_of(path)
     if not kind:
         raise InputError(
             "not-a-table", f"{path.name!r} is not a table that can be read: save it as {ACCEPTED}."
         )
-    with _reading(path):
+    with reading(path):
         data = path.read_bytes()
         if kind in TEXT:
             data = gzip.decompress(data) if path.suffix.lower() == ".gz" else data
@@ -175,7 +180,7 @@ def _several(path: Path, files: Sequence[Path]) -> OpenTable:
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def reading(path: Path) -> Iterator[None]:
     """Turn what cannot be read into one sentence."""
     try:
         yield
@@ -257,7 +262,7 @@ class CsvText:
 
     def opened(self) -> OpenTable:
         """Read it, and say how, if that was detected."""
-        usual = "\t" if _kind(self.path) == ".tsv" else ","
+        usual = "\t" if kind_of(self.path) == ".tsv" else ","
         found = [] if self.encoding == "UTF-8" else [f"{self.encoding} text"]
         if self.separator != usual:
             found.append(f"{SEPARATORS[self.separator]} between columns")

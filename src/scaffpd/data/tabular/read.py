@@ -25,6 +25,7 @@ from scaffpd.data.tabular.columns import (
     dated,
     is_missing,
     numeric,
+    spelt,
 )
 from scaffpd.data.tabular.formats import OpenTable
 from scaffpd.data.tabular.settings import DECIMALS
@@ -92,6 +93,21 @@ def read_columns(
         for name, own in zip(names, cells, strict=True)
     ]
     return found, dropped
+
+
+def rows_with(table: OpenTable, names: Sequence[str], missing: Collection[object] = ()) -> Mask:
+    """Return which rows have a value in all of these columns: those that `read_columns` needs."""
+    parts = [_present(_decoded(table, name, missing)) for name in names]
+    return np.asarray(np.all(parts, axis=0))
+
+
+def names_in(table: OpenTable, column: str, missing: Collection[object] = ()) -> list[str | None]:
+    """Return the cells of a column as names, `None` where there is none."""
+    if column not in table.names:
+        raise unknown(f"column of {table.path.name!r},", column, filter(None, table.names))
+    distinct, codes = _distinct(_decoded(table, column, missing))
+    spelled = [None if c != c or is_missing(str(c)) else spelt(c) for c in distinct]
+    return [spelled[code] for code in codes.tolist()]
 
 
 class _Columns:
