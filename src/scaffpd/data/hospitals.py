@@ -112,6 +112,5 @@ def encode(raw: Matrix, fill: Matrix) -> Matrix:
 
 
 def _most_frequent(values: Matrix) -> float:
-    """Return the most frequent value, the smallest of several."""
     distinct, counts = np.unique(values, return_counts=True)
     return float(distinct[counts.argmax()])

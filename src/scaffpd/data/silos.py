@@ -165,7 +165,6 @@ def carve(pair: Client, fraction: float, random: np.random.Generator) -> tuple[C
 
 
 def checked_fraction(owner: str, fraction: float) -> float:
-    """Return `fraction` as a float in [0, 1), or refuse it."""
     number = real(owner, "test_fraction", fraction)
     if not 0 <= number < 1:
         raise InputError(

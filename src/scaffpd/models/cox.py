@@ -69,7 +69,6 @@ def survival_targets(
 
 
 def refuse_samples() -> NoReturn:
-    """Refuse minibatches."""
     raise InputError(
         "cox-minibatches",
         "Cox's likelihood is no sum over rows, so it has no minibatches: leave batch_size out.",
@@ -77,7 +76,6 @@ def refuse_samples() -> NoReturn:
 
 
 def refuse_powers() -> NoReturn:
-    """Refuse powers of losses."""
     raise InputError(
         "cox-below-zero",
         "Losses of Cox's model fall below zero, which have no powers: use another objective than "
@@ -86,7 +84,6 @@ def refuse_powers() -> NoReturn:
 
 
 def refuse_noise() -> NoReturn:
-    """Refuse differential privacy."""
     raise InputError(
         "private-cox",
         "Cox's likelihood has no gradient of a single record to clip: every record is in the risk "
@@ -111,20 +108,16 @@ class CoxOracle:
         self.null = PartialLikelihood(self.risk, rows.A.new_zeros(len(rows.A)))
 
     def start(self) -> Tensor:
-        """Return x⁰ = 0."""
         return self.rows.A.new_zeros(self.dimension)
 
     def contents(self) -> list[Tensor]:
-        """Return samples, targets and the clients they belong to."""
         return [self.rows.A, self.rows.y, self.rows.layout.sizes]
 
     def only(self, clients: list[int]) -> CoxOracle:
-        """Select some of the clients."""
         names = [self.names[i] for i in clients]
         return type(self)(self.rows.only(clients), self.ties, self.ridge, names)
 
     def using(self, ridge: Ridge) -> CoxOracle:
-        """Return the same clients with another regulariser."""
         return type(self)(self.rows, self.ties, ridge, self.names)
 
     def steepness(self, lengths: Tensor) -> Tensor:
@@ -132,7 +125,6 @@ class CoxOracle:
         return self.risk.widest(lengths) / self.rows.layout.sizes
 
     def constants(self) -> Constants:
-        """Return L_i and μ_i = min l2."""
         L = (self.steepness(self.rows.row_norms) + self.ridge.most).cpu().numpy()
         mu = np.full(len(L), self.ridge.least)
         sizes = self.rows.layout.sizes.cpu().numpy()
@@ -144,11 +136,9 @@ class CoxOracle:
         return PartialLikelihood(self.risk, z)
 
     def mean_loss(self, at: PartialLikelihood) -> Tensor:
-        """Return ℓ_i − ℓ_i(0)."""
         return (at.value - self.null.value) / self.rows.layout.sizes
 
     def mean_slope(self, at: PartialLikelihood) -> Tensor:
-        """Return ∇ℓ_i, (N, d)."""
         return self.rows.each((self.rows.share * at.residual)[:, None])[..., 0]
 
     def mean_curvature(self, at: PartialLikelihood, V: Tensor | None = None) -> Tensor:
@@ -164,19 +154,16 @@ class CoxOracle:
     def evaluate(
         self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)
     ) -> CoxPoint:
-        """Evaluate all clients at x."""
         return CoxPoint(self, x) if batch_size is None else refuse_samples()
 
     def losses(
         self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)
     ) -> Tensor:
-        """Return f_i(x)."""
         return self.evaluate(x, batch_size, key).losses
 
     def local_updates(
         self, x: Tensor, at: CoxPoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
     ) -> StackedDisplacements:
-        """Take J local steps of every client, with all of its rows."""
         if plan.batch_size is not None:
             refuse_samples()
         rates = step_sizes(plan, len(self.names), lambda: self.constants().smoothness, x)
@@ -187,7 +174,6 @@ class CoxOracle:
         return stepped(x, shift(at, correction), rates, plan, slopes)
 
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:
-        """Return f_i(x) and the concordance of every client."""
         loss, right = self.own_scores(x)
         return loss + float(self.ridge.half(x)), right
 
@@ -222,11 +208,9 @@ class CoxPoint(StackedDisplacements):
         return self.oracle.mean_curvature(self.at)
 
     def curvatures(self, V: Tensor) -> Tensor:
-        """Return VᵀH_iV, (N, k, k)."""
         return self.oracle.mean_curvature(self.at, V) + self.ridge.gram(V)
 
     def norms(self) -> Tensor:
-        """Return ‖c_i‖² per client."""
         return self.vectors.square().sum(1)
 
     def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> Restriction[Tensor]:
@@ -235,22 +219,18 @@ class CoxPoint(StackedDisplacements):
         return Restriction(self.vectors @ V, curvature, self.vectors.square() @ (1 / metric))
 
     def hessian(self, weights: Tensor) -> Tensor:
-        """Return Σ_i w_i H_i, in double precision."""
         H: Tensor = torch.tensordot(weights, self.hessians.to(weights), 1)
         H.diagonal().add_(weights.sum() * self.ridge.times(torch.ones_like(H[0])))
         return H
 
     def diagonals(self) -> Tensor:
-        """Return diag H_i, (N, d)."""
         own = self.hessians.diagonal(dim1=1, dim2=2)
         return own + self.ridge.times(torch.ones_like(self.x))
 
     def diagonal(self, weights: Tensor) -> Tensor:
-        """Return Σ_i w_i diag H_i."""
         return weights @ self.diagonals()
 
     def proximal(self, correction: Tensor, plan: ProximalPlan) -> StackedDisplacements:
-        """Return (H_i + βD)⁻¹c."""
         pull = plan.pull * plan.metric + self.ridge.times(torch.ones_like(self.x))
         L = torch.linalg.cholesky_ex(self.hessians + torch.diag(pull))[0]
         found = torch.cholesky_solve(correction.expand(len(L), -1)[..., None], L)
@@ -368,11 +348,9 @@ class OwnCoxPoint(CoxPoint):
         return (Q + Q.mT) / 2
 
     def curvatures(self, V: Tensor) -> Tensor:
-        """Return VᵀH_iV, (N, k, k)."""
         return V.mT @ self.hessians @ V + self.ridge.gram(V)
 
     def models(self) -> Tensor:
-        """Return u_i, (N, d)."""
         return self.x + self.found.S * self.w
 
     def rounding(self) -> tuple[Tensor, Tensor]:

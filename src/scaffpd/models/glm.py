@@ -62,11 +62,9 @@ class LinearOracle:
         return SampleSteps(self.loss, self.rows, self.outputs)
 
     def start(self) -> Tensor:
-        """Return x⁰ = 0."""
         return self.rows.A.new_zeros(self.dimension)
 
     def contents(self) -> list[Tensor]:
-        """Return samples, targets and the clients they belong to."""
         return [self.rows.A, self.rows.y, self.rows.layout.sizes]
 
     def constants(self) -> Constants:
@@ -83,12 +81,10 @@ class LinearOracle:
         )
 
     def only(self, clients: list[int]) -> LinearOracle:
-        """Select some of the clients."""
         names = [self.names[i] for i in clients]
         return type(self)(self.rows.only(clients), self.loss, self.ridge, self.outputs, names)
 
     def using(self, ridge: Ridge) -> Self:
-        """Return the same clients with another regulariser, and what is known of their data."""
         other = copy(self)
         other.ridge = ridge
         other._expected = {}
@@ -96,7 +92,6 @@ class LinearOracle:
 
     @property
     def smoothness(self) -> Tensor:
-        """L_i per client."""
         return self._top + self.ridge.most
 
     @cached_property
@@ -135,7 +130,6 @@ class LinearOracle:
     def losses(
         self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)
     ) -> Tensor:
-        """Return f_i(x) without forming gradients."""
         point = self.samples(x) if batch_size is None else self.evaluate(x, batch_size, key)
         return point.losses
 
@@ -191,7 +185,6 @@ class LinearOracle:
         return here, self._own(here.each() + shift(at, correction))
 
     def _rows(self) -> StackedSamples:
-        """Return the rows of `evaluate`: a point with them has the gradients of all samples."""
         return self.rows
 
     def rates(self, plan: LocalPlan) -> Tensor:
@@ -208,7 +201,6 @@ class LinearOracle:
         return torch.where(L > 0, plan.scale / L, 0)[:, None, None]
 
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:
-        """Return f_i(x) and the accuracy (NaN for regression)."""
         point = self.samples(x)
         layout = self.rows.layout
         right = self.loss.correct(point.z, self.rows.y)

@@ -182,7 +182,6 @@ class Linear:
         return model, replace(data, features=rows, labels=labels, columns=None)
 
     def oracle(self, data: ClientData, like: Oracle | None = None) -> Oracle:
-        """Bind to the clients' checked data; x takes its length from `like` if given."""
         if self.periods and data.features[0].ndim == 2:
             model, data = self.by_periods(data)
             return model.oracle(data, like)
@@ -278,7 +277,6 @@ class Linear:
         l2: float | Sequence[float] | None = None,
         strength: float | Sequence[float] | None = None,
     ) -> Linear:
-        """Return the model with another l2; a strength belongs to `Personal`."""
         if strength is not None:
             raise InputError(
                 "model-without-strength",
@@ -287,7 +285,6 @@ class Linear:
         return self if l2 is None else replace(self, l2=l2)
 
     def rebound(self, oracle: Oracle, like: Oracle | None = None) -> Oracle:
-        """Return an oracle of this model's clients with this model's l2."""
         assert isinstance(oracle, LinearOracle | CoxOracle)
         return oracle.using(
             self.ridge(oracle.rows.A.shape[1], oracle.outputs, oracle.rows.A.device)

@@ -123,7 +123,6 @@ class SpanDisplacements:
         return out.flatten()
 
     def each(self) -> Tensor:
-        """Return the d_i themselves, (N, d)."""
         out = self.p[:, None, None] * self.c
         if self.R is not None:
             out = out + self.rows.each(self.R)
@@ -375,7 +374,6 @@ class FeatureSteps:
         self._loop = GraphReplay(partial(_minibatch_loop, loss, rows.A))
 
     def run(self, problem: LocalProblem) -> StackedDisplacements:
-        """Take the steps of all clients."""
         n, k = len(problem.rates), problem.z.shape[1]
         features = self.rows.A.shape[1]
         out = problem.z.new_empty(n, k, features)

@@ -163,7 +163,6 @@ class Squared(Loss):
         return (z - y).mul_(2)
 
     def bends(self, z: Tensor, y: Tensor) -> Tensor:
-        """Return 2 everywhere."""
         return torch.full_like(z, 2.0)
 
     def correct(self, z: Tensor, y: Tensor) -> Tensor | None:
@@ -269,7 +268,6 @@ class Softmax(Loss):
         return p * (1 - p)
 
     def link(self, mean: NDArray[np.float64], least: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return logarithms."""
         return np.log(np.maximum(mean, least))
 
     def correct(self, z: Tensor, y: Tensor) -> Tensor | None:
@@ -354,7 +352,6 @@ LOSSES: dict[str, type[Loss]] = {loss.name: loss for loss in BUILT_IN}
 
 
 def loss_named(name: str) -> Loss:
-    """Return the loss of that name; else raise with the nearest valid name."""
     if not isinstance(name, str) or name not in LOSSES:
         raise unknown("loss", name, LOSSES)
     return LOSSES[name]()

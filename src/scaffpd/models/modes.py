@@ -50,7 +50,6 @@ class ManyRows:
         self.L = torch.linalg.cholesky_ex(M)[0]
 
     def solve(self, B: Tensor) -> Tensor:
-        """Return M⁻¹B."""
         return torch.cholesky_solve(B, self.L)
 
     @cached_property
@@ -224,7 +223,6 @@ class ModeRows:
     def factor(
         self, A: Tensor | Cells, y: Tensor, weight: Tensor, p: Tensor, S: Tensor
     ) -> ManyRows | FewRows:
-        """Return the curvature at predictions p."""
         if isinstance(A, Cells):
             return ManyRows(A.gram((weight * self.loss.bends(p, y)[..., 0])[0])[None], S)
         if self.coupled > 1:
@@ -277,7 +275,6 @@ class ClientModes:
         return A, y, weight / self.scale
 
     def _solve(self, block: PaddedBlock) -> None:
-        """Find u_i."""
         who = block.clients
         A, y, weight = self._rows(block)
         before = (self._stored or {}).get(block.number)
@@ -322,7 +319,6 @@ class ClientModes:
         self.gradient[who] += (k - pulled)[..., 0]
 
     def _near(self, block: PaddedBlock) -> ManyRows | FewRows:
-        """Return the matrices of a block, at its u_i if they are not stored."""
         if self._stored is not None:
             return self._stored[block.number]
         A, y, weight = self._rows(block)
@@ -330,7 +326,6 @@ class ClientModes:
         return self.samples.factor(A, y, weight, along(A, u), self.S[None])
 
     def modes(self) -> dict[str, Vectors]:
-        """Return the parts of the answer to `ModesAt`."""
         q = len(self.S)
         eye = torch.eye(len(self.v), dtype=torch.float64, device=self.v.device)
         return {
@@ -378,7 +373,6 @@ class ClientModes:
         return _held(torch.stack([squares, self.v.shape[2] * chance], 1))
 
     def own(self, C: Tensor, step: Tensor, L: Tensor) -> Vectors:
-        """Return the answer to `OwnCoefficients`."""
         q = len(self.S)
         found = self.v.new_empty(len(self.v), 2, q)
         eye = torch.eye(q, dtype=torch.float64, device=self.v.device)

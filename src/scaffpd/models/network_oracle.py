@@ -54,17 +54,14 @@ class StackedRows:
         self.starts = starts
 
     def only(self, clients: list[int]) -> StackedRows:
-        """Select some of the clients."""
         sizes = [self.sizes[i] for i in clients]
         return StackedRows(self.X, self.y, sizes, self.starts[clients])
 
     def each(self) -> list[tuple[Tensor, Tensor]]:
-        """Return features and targets of every client."""
         spans = zip(self.starts.tolist(), self.sizes, strict=True)
         return [(self.X[i : i + m], self.y[i : i + m]) for i, m in spans]
 
     def numbers(self, client: int, own: Tensor | None) -> Tensor:
-        """Return where a client's rows are in the stack."""
         inside = torch.arange(self.sizes[client], device=self.X.device) if own is None else own
         return self.starts[client] + inside
 
@@ -140,7 +137,6 @@ class ModuleOracle:
 
     @property
     def network(self) -> nn.Module:
-        """Network as used in losses."""
         return self.function.network
 
     def start(self) -> Tensor:
@@ -148,12 +144,10 @@ class ModuleOracle:
         return self.function.start()
 
     def contents(self) -> list[Tensor]:
-        """Return the network's parameters and buffers, and the samples."""
         rows = self.rows.each()
         return [*self.network.state_dict().values(), *(X for X, _ in rows), *(y for _, y in rows)]
 
     def only(self, clients: list[int]) -> ModuleOracle:
-        """Select some of the clients."""
         chosen = copy.copy(self)
         chosen.rows = self.rows.only(clients)
         chosen.names = [self.names[i] for i in clients]
@@ -193,7 +187,6 @@ class ModuleOracle:
     # ------------------------------------------------------------------ which rows go together
 
     def drawn(self, batch_size: int | None, draws: Draws) -> list[Tensor | None]:
-        """Draw a batch of every client, as linear models do; `None` stands for all rows."""
         if batch_size is None:
             return [None] * len(self.names)
         uniform = draws.uniform(batch_size)
@@ -267,14 +260,12 @@ class ModuleOracle:
     def evaluate(
         self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)
     ) -> StackedPoint:
-        """Evaluate losses and gradients of all clients at x."""
         rows = self.drawn(batch_size, Draws(key, self.streams))
         return StackedPoint(x, *self.sums(x, rows))
 
     def losses(
         self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)
     ) -> Tensor:
-        """Return f_i(x) without the gradients."""
         values = x.new_zeros(len(self.names))
         rows = self.drawn(batch_size, Draws(key, self.streams))
         for i, output, y, share in self._predicted(x, rows):
@@ -282,7 +273,6 @@ class ModuleOracle:
         return values + self.l2 / 2 * x.square().sum()
 
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:
-        """Return f_i(x), and the accuracy if there are classes (else NaN)."""
         values = x.new_zeros(len(self.names))
         right = torch.zeros(len(self.names), dtype=torch.float64, device=x.device)
         for i, output, y, share in self._predicted(x, [None] * len(right)):
@@ -325,7 +315,6 @@ class ModuleOracle:
         correction: Tensor | None,
         plan: LocalPlan,
     ) -> StackedDisplacements:
-        """Take J local steps of every client, a group of clients at a time."""
         n = len(self.names)
         each = x.new_zeros(n, len(x))
         pull = each + shift(at, correction)

@@ -72,7 +72,6 @@ class Anchor:
         return (self.gamma if self.own is None else self.gamma[:, self.own]).rsqrt()
 
     def only(self, who: list[int]) -> Anchor:
-        """Select some of the clients."""
         return Anchor(self.gamma[who])
 
     def part(self, A: Tensor, who: Tensor) -> Tensor:
@@ -121,7 +120,6 @@ class LossHessian:
         self.even = z.shape[2] == 1 or isinstance(loss, Squared)  # W is a number for every sample
 
     def bent(self, T: Tensor) -> Tensor:
-        """Return W T for T (n, m, k, c)."""
         return self.weight[..., None, None] * self.loss.bend(self.z, self.y, T)
 
     def times(self, V: Tensor) -> Tensor:
@@ -289,7 +287,6 @@ class NewtonPoint(LinearPoint):
         return out
 
     def diagonal(self, weights: Tensor) -> Tensor:
-        """Return Σ_i w_i diag H_i."""
         return weights @ self.diagonals()
 
     def diagonals(self) -> Tensor:
@@ -366,13 +363,11 @@ class CorrectionProblem:
         self.targets = y
 
     def value(self, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the objective and the predictions."""
         p = self.z + along(self.A, v)
         mean = (self.loss.value(p, self.targets) * self.weight).sum(1)
         return mean + v.square().sum((1, 2)) / 2, p
 
     def gradient(self, v: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the derivative in v, and the weighted residuals."""
         r = self.weight[..., None] * self.loss.residual(p, self.y)
         return back(self.A, r) + v, r
 

@@ -197,7 +197,6 @@ class DoubleProducts:
         self.double = A.dtype == torch.float64
 
     def times(self, X: Tensor) -> Tensor:
-        """Return A X."""
         if self.double:
             return self.A @ X
         return torch.cat([piece @ X.double() for piece in self._pieces()])

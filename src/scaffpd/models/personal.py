@@ -136,12 +136,10 @@ class Personal:
         l2: float | Sequence[float] | None = None,
         strength: float | Sequence[float] | None = None,
     ) -> Personal:
-        """Return the model with another l2 or another strength."""
         model = self.model if l2 is None else replace(self.model, l2=cast(float, l2))
         return replace(self, model=model, strength=self.strength if strength is None else strength)
 
     def rebound(self, oracle: Oracle, like: Oracle | None = None) -> Oracle:
-        """Return an oracle of this model's clients with this model's l2 and strength."""
         bound: object = oracle
         if isinstance(bound, HeldOutModels):
             return cast(Oracle, HeldOutModels(bound.inner, cast(Envelopes, like)))

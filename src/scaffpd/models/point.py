@@ -56,12 +56,10 @@ class Ridge:
         return (self.l2 * x).to(x.dtype)
 
     def half(self, x: Tensor) -> Tensor:
-        """Return ½ Σ_j l2_j x_j² along the last axis, in double precision."""
         return squares(x, self.l2) / 2
 
     @cached_property
     def scale(self) -> Tensor | float:
-        """The s_j."""
         if not isinstance(self.l2, Tensor) or self.least == 0:
             return 1.0
         return (self.l2 / self.least).sqrt()
@@ -86,7 +84,6 @@ class Ridge:
         return self._levers[key][1]
 
     def gram(self, V: Tensor) -> Tensor:
-        """Return Vᵀ diag(l2) V."""
         return V.mT @ self.times(V.mT).mT
 
     def shaped(self, x: Tensor) -> Tensor:
@@ -171,7 +168,6 @@ class LinearPoint:
         return (out + weights.sum() * self.ridge.times(self.x.double())).to(self.x.dtype)
 
     def _weighted(self, weights: Tensor) -> Tensor:
-        """Return w_i/m_i per row, (M, 1)."""
         return (weights[self.rows.layout.owner] * self.rows.share)[:, None]
 
     def _along(self, V: Tensor) -> Tensor:
@@ -199,7 +195,6 @@ class LinearPoint:
         return Restriction(self._slopes(V, T), curvature, self.norms(1 / metric))
 
     def bend(self, T: Tensor) -> Tensor:
-        """Return ∂²ℓ/∂z² T for T (M, k, c)."""
         return self.loss.bend(self.z, self.rows.y, T)
 
     def curvatures(self, V: Tensor) -> Tensor:
@@ -246,19 +241,16 @@ class LinearPoint:
         return H
 
     def times(self, V: Tensor, weights: Tensor) -> Tensor:
-        """Return Σ_i w_i H_i V for V (d, c)."""
         bent = self._weighted(weights)[..., None] * self.bend(self._along(V))
         out = transposed(self.rows.A, bent.flatten(1)).reshape(V.shape)
         return out + weights.sum() * self.ridge.times(V.mT).mT
 
     def diagonal(self, weights: Tensor) -> Tensor:
-        """Return Σ_i w_i diag H_i."""
         bends = self._weighted(weights) * self.loss.bends(self.z, self.rows.y)
         ridge = self.ridge.times(torch.ones_like(self.x))
         return (self.rows.A.square().mT @ bends).flatten() + weights.sum() * ridge
 
     def diagonals(self) -> Tensor:
-        """Return every client's diag H_i, (N, d)."""
         bends = self.loss.bends(self.z, self.rows.y)
         out = bends.new_empty(len(self.rows.layout), self.rows.A.shape[1], self.outputs)
         for block in self.rows.blocks:
@@ -341,7 +333,6 @@ class LinearPoint:
 
     @quiet
     def slope_error(self, reach: Sequence[Reach]) -> Tensor:
-        """Bound δc of `arithmetic`."""
         assert self.fine is not None
         _, _, slope, jump = (UNIT * error for error in self.loss.accuracy(self.outputs))
         curvature = array(steepness(self.loss, self.fine))
@@ -406,7 +397,6 @@ def gram(rows: StackedSamples, w: Tensor, positive: bool = True) -> Tensor:
 
 
 def array(numbers: Tensor | float) -> Vector | float:
-    """Return numbers for NumPy."""
     return numbers.cpu().numpy() if isinstance(numbers, Tensor) else numbers
 
 

@@ -67,7 +67,6 @@ class PaddedBlock:
     number: int | None = None
 
     def of(self, stack: Tensor) -> Tensor:
-        """Return the block's part of a stack (M, ...), (n, m, ...): a view if nothing is padded."""
         if self.first is None:
             return stack[self.rows]
         part = stack[self.first : self.first + self.rows.numel()]
@@ -100,12 +99,10 @@ class Ragged:
 
     @cached_property
     def owner(self) -> Tensor:
-        """The client of each row."""
         clients = torch.arange(len(self), device=self.sizes.device)
         return torch.repeat_interleave(clients, self.sizes)
 
     def rows_of(self, clients: list[int]) -> Tensor:
-        """Return the row numbers of some clients, one client after the other."""
         sizes = self.sizes[clients]
         ends = torch.cumsum(sizes, 0)
         rows = torch.arange(int(ends[-1]) if clients else 0, device=sizes.device)
@@ -129,13 +126,11 @@ class Ragged:
         return rows * values[self.owner][:, None]
 
     def segment_sum(self, rows: Tensor) -> Tensor:
-        """Return Σ over each client's rows: (M, ...) → (N, ...)."""
         if self.equal:
             return rows.view(len(self), self.smallest, *rows.shape[1:]).sum(1)
         return torch.segment_reduce(rows, "sum", lengths=self.sizes, unsafe=True)
 
     def segment_max(self, rows: Tensor) -> Tensor:
-        """Return the largest of each client's rows."""
         if self.equal:
             return rows.view(len(self), self.smallest, *rows.shape[1:]).amax(1)
         return torch.segment_reduce(rows, "max", lengths=self.sizes, unsafe=True)
@@ -330,12 +325,10 @@ class StackedSamples:
 
     @cached_property
     def blocks(self) -> list[PaddedBlock]:
-        """The same samples, padded for batched products."""
         return self.layout.blocks(self.share, self.A.shape[1])
 
     @cached_property
     def squares(self) -> list[PaddedBlock]:
-        """Blocks for work in the space of samples."""
         return self.layout.squares(self.share, self.A.shape[1])
 
     def of(self, block: PaddedBlock) -> tuple[Tensor, Tensor]:
@@ -382,13 +375,11 @@ class StackedSamples:
 
     @cached_property
     def norms(self) -> Tensor:
-        """‖a_j‖ per row."""
         norms: Tensor = self.A.norm(dim=1)
         return norms
 
     @cached_property
     def products(self) -> DoubleProducts:
-        """Products with A in double precision."""
         return DoubleProducts(self.A)
 
     @cached_property
@@ -423,13 +414,11 @@ class StackedSamples:
         return self.products.norms()
 
     def take(self, block: PaddedBlock) -> StackedSamples:
-        """Return the rows of one block as a new stack."""
         picked = block.rows.flatten()
         lengths = [block.rows.shape[1]] * len(block.rows)
         return self._part(picked, lengths, block.weight.flatten())
 
     def only(self, clients: list[int]) -> StackedSamples:
-        """Return the rows of some clients as a new stack."""
         picked = self.layout.rows_of(clients)
         lengths = [self.layout.lengths[i] for i in clients]
         return self._part(picked, lengths, self.share[picked])

@@ -279,7 +279,6 @@ class Task:
         exposed: bool = False,
         entry: bool = False,
     ) -> Linear:
-        """Make the model."""
         return Linear(
             self.loss(classes, periods),
             l2,

@@ -43,7 +43,6 @@ Pair = tuple[Any, Any]  # X and y: arrays, tensors or data frames
 def named_pairs(
     clients: Sequence[Pair] | Mapping[str, Pair], names: Sequence[str] | None
 ) -> tuple[list[Pair], list[str]]:
-    """Return the clients' (X, y) and their names."""
     if isinstance(clients, Mapping):
         if names is not None:
             raise InputError(
@@ -120,7 +119,6 @@ def agreed_columns(
 
 
 def checked_device(device: str | torch.device) -> torch.device:
-    """Return a usable device, or refuse it."""
     try:
         chosen = torch.device(device)
         torch.empty(0, device=chosen)
@@ -203,7 +201,6 @@ class LocalChannel:
 
     @property
     def tested(self) -> bool:
-        """Whether clients have held-out rows."""
         return self.test is not None
 
     @property
@@ -223,17 +220,14 @@ class LocalChannel:
         return self._fingerprint
 
     def constants(self) -> Constants:
-        """Return L_i, μ_i, max_j L_ij and n_i, computed once."""
         if self._constants is None:
             self._constants = self.train.oracle.constants()
         return self._constants
 
     def start(self) -> Tensor:
-        """Return the default x⁰."""
         return self.train.oracle.start()
 
     def using(self, l2: Strength | None, strength: Strength | None) -> LocalChannel:
-        """Return the same clients, with the same data in memory, with other strengths."""
         if not isinstance(self.model, StrengthenedModel):
             raise InputError(
                 "strengths-fixed",
@@ -259,7 +253,6 @@ class LocalChannel:
         return status
 
     def ask(self, question: Question, chosen: Sequence[int]) -> Reply:
-        """Return the answers of the chosen clients."""
         if chosen is self._whole or list(chosen) == self._everyone:
             self._whole = chosen
             return question.answer(AnsweringClients(self, self.train.oracle))
@@ -283,7 +276,6 @@ class AnsweringClients(NamedTuple):
         return points[self.chosen]
 
     def losses(self, x: Tensor, batch_size: int | None, key: Key) -> Tensor:
-        """Return f_i(x) without the gradients."""
         return self.oracle.losses(x, batch_size, key)
 
     def local_updates(
@@ -293,18 +285,15 @@ class AnsweringClients(NamedTuple):
         correction: Tensor | None,
         plan: LocalPlan,
     ) -> Displacements:
-        """Take local steps from x."""
         held = self.point(at) if isinstance(at, GradientsAt) else at
         return self.oracle.local_updates(x, held, correction, plan)
 
     def proximal_steps(
         self, at: GradientsAt, correction: Tensor, plan: ProximalPlan
     ) -> Displacements:
-        """Solve the local models at an answered point."""
         return proximal_steps(self.point(at), correction, plan)
 
     def scores(self, x: Tensor, split: str) -> tuple[Vector, Vector, NDArray[np.int64]]:
-        """Return loss, score and number of samples."""
         chosen = self.channel.train if split == "train" else self.channel.test
         if chosen is None:
             raise InputError(
@@ -377,7 +366,6 @@ class Cohort(Federation):
 
     @property
     def model(self) -> ModelSpec | None:
-        """The model of the clients."""
         return self.channel.model
 
     @property
@@ -398,7 +386,6 @@ class Cohort(Federation):
 
     @property
     def tested(self) -> bool:
-        """Return whether there are held-out rows."""
         return self.channel.tested
 
     def __repr__(self) -> str:

@@ -57,7 +57,6 @@ class History:
         self._clients: dict[int, tuple[Vector, Vector]] = {}  # losses and weights by row
 
     def append(self, state: RunState, traffic: Traffic, seconds: float) -> None:
-        """Add the row of a finished round."""
         row = {
             "round": state.rounds,
             "certificate": state.certificate,
@@ -75,11 +74,9 @@ class History:
             self._clients.pop(n - 2)  # the row before stays, for an interrupted round is undone
 
     def look_up(self, losses: Vector) -> None:
-        """Set the losses of the last row."""
         self._clients[len(self) - 1] = losses, self._clients[len(self) - 1][1]
 
     def truncate(self, rows: int) -> None:
-        """Keep the first `rows` rows."""
         for column in self._scalars.values():
             del column[rows:]
         self._clients = {row: held for row, held in self._clients.items() if row < rows}
@@ -136,7 +133,6 @@ class History:
         return self._table(kind == "weight")[:, self.names.index(client)]
 
     def table(self) -> dict[str, list[float]]:
-        """Return all columns by name, as lists."""
         columns = [self[name].tolist() for name in SCALARS]
         if self.every_client:
             columns += np.concatenate([self.losses, self.weights], 1).T.tolist()
@@ -149,7 +145,6 @@ class History:
         write_file(Path(path), csv_text(rows, self.columns))
 
     def pack(self) -> Arrays:
-        """Return the table as arrays, for a checkpoint."""
         arrays = {f"history.{name}": self[name] for name in SCALARS}
         held = [
             np.array(part).reshape(len(self._clients), -1)
@@ -160,7 +155,6 @@ class History:
 
     @classmethod
     def unpack(cls, names: Sequence[str], arrays: Arrays) -> History:
-        """Read the arrays of `pack`."""
         history = cls(names, bool(arrays["history.every_client"]))
         rows = len(arrays["history.round"])
         history._scalars = {name: arrays[f"history.{name}"].tolist() for name in SCALARS}
@@ -194,7 +188,6 @@ class Checkpoint:
             )
 
     def exists(self) -> bool:
-        """Return whether there is something to resume."""
         return Path(self.path).exists()
 
 
@@ -239,7 +232,6 @@ def unpack(like: State, arrays: Arrays, prefix: str = "state") -> State:
 
 
 def write(path: str | os.PathLike[str], arrays: Arrays, about: dict[str, object]) -> None:
-    """Write the checkpoint atomically."""
     text = np.array(json.dumps({"format": FORMAT, **about}))
     with atomic_write(Path(path)) as file:
         np.savez(file, about=text, **arrays)  # type: ignore[arg-type]

@@ -44,7 +44,6 @@ class Status(StrEnum):
 
     @property
     def sentence(self) -> str:
-        """Describe the status in one sentence."""
         return SENTENCES[self]
 
 
@@ -271,7 +270,6 @@ class _TrainingRun:
                 self._save()
 
     def _roll_back(self) -> None:
-        """Forget a round that was begun and not finished."""
         self.state, rows, traffic, self.rejected = self.done
         self.history.truncate(rows)
         self.federation.traffic.restore(traffic)

@@ -100,14 +100,12 @@ class Summary:
 
     @classmethod
     def of(cls, scores: ClientScores) -> Summary:
-        """Summarise the scores of one model."""
         rated = not np.isnan(scores.score).all()
         score = Spread.of(scores.names, scores.score, True, scores.counts) if rated else None
         return cls(Spread.of(scores.names, scores.loss, False, scores.counts), score)
 
 
 def a_fifth(clients: int) -> int:
-    """Return ⌈N/5⌉."""
     return math.ceil(clients / 5)
 
 
@@ -357,16 +355,13 @@ class SplitTables:
         return known_mean([one.means for one in self.splits])
 
     def level(self, k: int, of: Weights) -> float:
-        """Return the mean level over splits."""
         return float(np.mean([one.level(k, of) for one in self.splits]))
 
     def difference(self, a: int, b: int, of: Weights) -> PairedDifference:
-        """Return the same over splits."""
         levels = (np.array([[one.level(k, of)] for one in self.splits]) for k in (a, b))
         return self._differences(*levels)[0]
 
     def each(self, a: int, b: int) -> list[PairedDifference]:
-        """Return the same of every client by itself."""
         return self._differences(*(np.stack([one.means[k] for one in self.splits]) for k in (a, b)))
 
     def _differences(self, base: Array, other: Array) -> list[PairedDifference]:

@@ -69,7 +69,6 @@ class Clients:
 
     @property
     def task(self) -> Task:
-        """What is to be predicted."""
         return self.rows[0].target.task
 
 
@@ -95,7 +94,6 @@ class ClientTable:
 
 
 def read_clients(source: TableSettings) -> ClientTable:
-    """Read a table as its settings say."""
     found = _read(source)
     wanted = encode.target(repr(source.file[0].name), found.goal, source.wanted)
     if not wanted.labels and len(np.unique(wanted.values)) == 1:
@@ -207,7 +205,6 @@ class _Rows:
 
 
 def _read(source: TableSettings) -> _Rows:
-    """Read the columns, and say what is left out."""
     role = "target" if source.wanted is None else source.wanted.roles[0]
     needed = {source.target: role, source.client: "client"}
     if len(needed) == 1:

@@ -66,7 +66,6 @@ class ClientRows:
 
     @property
     def rows(self) -> tuple[int, int]:
-        """Return the numbers of training rows and held-out rows."""
         return int((~self.held).sum()), int(self.held.sum())
 
     def in_units(self, unit: float, centre: float) -> ClientRows:
@@ -227,7 +226,6 @@ class ClientRows:
 
 
 def _cut(schema: Schema, blocks: Mapping[str, Matrix], side: Column) -> Matrix:
-    """Return the steps or categories of a side of a pair."""
     block = blocks[side["name"]]
     if side["kind"] != CATEGORY:
         return with_steps(block[:, :1], [side["steps"]])[:, 1:]

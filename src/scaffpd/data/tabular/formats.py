@@ -81,7 +81,6 @@ class OpenTable:
 
     @cached_property
     def names(self) -> list[str]:
-        """The names of all columns."""
         names: list[str] = self.columns.column_names
         return names
 
@@ -246,7 +245,6 @@ class CsvText:
 
     @cached_property
     def names(self) -> list[str]:  # read once
-        """The names in the first line."""
         first = next(self._records(), None)
         if first is None:
             raise InputError(
@@ -265,11 +263,9 @@ class CsvText:
         return OpenTable(self.path, self.columns(), self.place, True, self.separator, said)
 
     def place(self, row: int) -> str:
-        """Say where a row is."""
         return f"line {next(islice(self._records(), row + 1, None))[0]}"
 
     def columns(self) -> ArrowTable:
-        """Return all columns as texts."""
         import pyarrow
         from pyarrow import csv as arrow_csv
 
@@ -298,7 +294,6 @@ class CsvText:
         return io.TextIOWrapper(io.BytesIO(self.data), "utf-8", newline="")
 
     def _records(self) -> Records:
-        """Yield line numbers and cells, without blank lines."""
         reader = csv.reader(self._text(), delimiter=self.separator, strict=True)
         while True:
             try:

@@ -83,7 +83,6 @@ def survived(
 
 
 def events(column: DataColumn, remarks: list[str]) -> Matrix:
-    """Return 1 where the event was seen, else 0."""
     if column.kind == CATEGORY:
         words = [re.findall(r"[a-z0-9]+", text.lower()) for text in column.categories]
         known = [_meaning(own) for own in words]
