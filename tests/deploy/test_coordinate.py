@@ -35,8 +35,8 @@ from scaffpd.deploy.messages import Message, decode, encode
 from scaffpd.deploy.transcript import FIRST
 from scaffpd.federation.own_weights import OwnWeights
 from scaffpd.report.record import RunRecord
-from scaffpd.secure.keys import SIGNATURE
 from scaffpd.settings.federation import FederationFile
+from scaffpd.secure.keys import SIGNATURE
 
 
 def without_proof(kind, settings="", rounds=4):

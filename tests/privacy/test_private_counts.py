@@ -22,9 +22,9 @@ from scaffpd.privacy.counts import (
     spent_on_counts,
 )
 from scaffpd.program.prepare import prepare
-from scaffpd.program.train import noise_secret
 from scaffpd.report.record import RunRecord
 from scaffpd.settings.run import RunConfig
+from scaffpd.program.train import noise_secret
 
 SECRET = bytes(range(32))
 numbers = st.floats(-1e6, 1e6) | st.sampled_from([0.0, 1.0, -0.5, 37.0, float("nan")])

@@ -11,8 +11,8 @@ from scipy.optimize import minimize
 import scaffpd as sp
 from cases.commands import ran
 from cases.refusals import refuses
-from scaffpd.program.prepare import prepare
 from scaffpd.report.predict import predict
+from scaffpd.program.prepare import prepare
 from scaffpd.settings.run import RunConfig
 
 HEADER = ("site", "x", "z", "w", "log_e", "y")

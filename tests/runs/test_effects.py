@@ -7,15 +7,15 @@ import json
 
 import numpy as np
 import pytest
-from scaffpd.program.scores import effects
 
 import scaffpd as sp
 from cases.refusals import refuses
 from cases.runs import asked, patients
 from scaffpd import cli
-from scaffpd.program.prepare import prepare
-from scaffpd.program.train import check_asked
 from scaffpd.report import page as report
+from scaffpd.program.prepare import prepare
+from scaffpd.program.scores import effects
+from scaffpd.program.train import check_asked
 
 
 @pytest.mark.parametrize("number", [True, False])

@@ -12,11 +12,11 @@ import pytest
 
 from cases.runs import Nobody
 from scaffpd import cli
-from scaffpd.program.prepare import prepare
-from scaffpd.program.train import carry_out, joining_of, splits_of
 from scaffpd.report import page as report
+from scaffpd.program.prepare import prepare
 from scaffpd.report.record import RunRecord
 from scaffpd.settings.run import RunConfig
+from scaffpd.program.train import carry_out, joining_of, splits_of
 
 
 @pytest.fixture(scope="module")

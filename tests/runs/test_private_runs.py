@@ -10,12 +10,12 @@ import scaffpd as sp
 from cases.refusals import refuses
 from cases.runs import Nobody, asked, patients, trained
 from scaffpd.errors import InputError
+from scaffpd.report.folder import RunFolder
 from scaffpd.program.path import walkable
 from scaffpd.program.prepare import prepare
-from scaffpd.program.train import SECRET, noise_secret, private
-from scaffpd.report.folder import RunFolder
 from scaffpd.report.record import RunRecord
 from scaffpd.settings.run import RunConfig
+from scaffpd.program.train import SECRET, noise_secret, private
 
 SEEDED = {"epsilon": 4, "seed": 7}
 

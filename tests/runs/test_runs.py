@@ -17,13 +17,13 @@ from cases.refusals import refuses
 from cases.runs import Nobody, asked, patients, trained
 from scaffpd.federation import ClientScores
 from scaffpd.program import path as walking
+from scaffpd.report.folder import RunFolder
 from scaffpd.program.path import knee
 from scaffpd.program.prepare import prepare
-from scaffpd.program.train import Trained, settled
-from scaffpd.report.folder import RunFolder
 from scaffpd.report.record import RunRecord
 from scaffpd.report.recording import record
 from scaffpd.settings.run import RunConfig
+from scaffpd.program.train import Trained, settled
 from scaffpd.tasks.classification import Classification
 from scaffpd.training.metrics import Spread
 

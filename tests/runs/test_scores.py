@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from scaffpd.program.scores import held_out_scores
 from sklearn import metrics
 
 from cases.runs import Nobody, asked, patients, trained
 from cases.tables import read as read_table
 from scaffpd.errors import InputError
-from scaffpd.program.prepare import prepare
-from scaffpd.program.train import carry_out, settled
 from scaffpd.report.predict import predict
+from scaffpd.program.prepare import prepare
 from scaffpd.report.record import RunRecord
+from scaffpd.program.scores import held_out_scores
 from scaffpd.settings.run import RunConfig
+from scaffpd.program.train import carry_out, settled
 from scaffpd.tasks.classification import (
     BINS,
     PER_BIN,

@@ -25,8 +25,8 @@ from scaffpd.errors import InputError
 from scaffpd.federation.border import QUESTIONS
 from scaffpd.federation.questions import GradientsAt, Losses
 from scaffpd.objectives import OBJECTIVES
-from scaffpd.secure.ring import Places
 from scaffpd.settings.federation import FederationFile
+from scaffpd.secure.ring import Places
 
 # three rounds, however good the model is by then
 SHORT = {"rounds = 500": "rounds = 3", "tol = 1e-6\n": ""}
