@@ -26,7 +26,8 @@ from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Restriction, 
 from scaffpd.federation.modes import ModesAt
 from scaffpd.models.arrays import Array
 from scaffpd.models.baseline import concordance
-from scaffpd.models.modes import ClientModes, ManyRows
+from scaffpd.models.curvature import ManyRows
+from scaffpd.models.modes import ClientModes
 from scaffpd.models.newton import Anchor
 from scaffpd.models.numerics import LEAST, SAFE, UNIT, gamma, norm_above
 from scaffpd.models.oracle import StackedDisplacements, shift, step_sizes, stepped

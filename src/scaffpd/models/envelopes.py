@@ -15,12 +15,13 @@ from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector
 from scaffpd.federation.modes import ModesAt
 from scaffpd.federation.questions import EvaluatedPoint
 from scaffpd.models.cox import CoxModes, CoxOracle, CoxPoint, OwnCoxPoint, refuse_samples
+from scaffpd.models.curvature import LossHessian
 from scaffpd.models.draws import Draws, streams
 from scaffpd.models.execution import parallel_map
 from scaffpd.models.glm import LinearOracle
 from scaffpd.models.modes import ClientModes
 from scaffpd.models.network_oracle import ModuleOracle
-from scaffpd.models.newton import Anchor, LossHessian, NewtonPoint, portions
+from scaffpd.models.newton import Anchor, NewtonPoint, portions
 from scaffpd.models.oracle import (
     Oracle,
     StackedDisplacements,

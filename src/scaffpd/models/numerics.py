@@ -165,20 +165,6 @@ def power_iteration(
     return 1.02 * value
 
 
-def regularised(R: Tensor, e: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return B ↦ (R_iᵀR_i + E_i)⁻¹B of n clients, by Cholesky in the smaller of rows and features.
-
-    R is (n, m, d), e the diagonal of E, (n or 1, d, 1), B (n, d, k).
-    (RᵀR + E)⁻¹ = E⁻¹ − E⁻¹Rᵀ(I + RE⁻¹Rᵀ)⁻¹RE⁻¹.
-    """
-    if R.shape[1] >= R.shape[2]:  # if x is not finite, neither is the result
-        L = torch.linalg.cholesky_ex(R.mT @ R + torch.diag_embed(e[..., 0]))[0]
-        return lambda B: torch.cholesky_solve(B, L)
-    inside = torch.eye(R.shape[1], dtype=R.dtype, device=R.device) + (R / e.mT) @ R.mT
-    L = torch.linalg.cholesky_ex(inside)[0]
-    return lambda B: (B - R.mT @ torch.cholesky_solve(R @ (B / e), L)) / e
-
-
 # Samples of a client up to which its inner products are multiplied number by number.
 FEW = 4
 # Numbers that are converted to double precision at a time: on a CPU they stay in the cache.
