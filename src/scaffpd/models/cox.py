@@ -33,6 +33,7 @@ from scaffpd.models.numerics import LEAST, SAFE, UNIT, gamma, norm_above
 from scaffpd.models.oracle import StackedDisplacements, shift, step_sizes, stepped
 from scaffpd.models.point import CLIENTS, Ridge
 from scaffpd.models.risk_sets import ENTRY, EVENT, TIME, PartialLikelihood, RiskSets
+from scaffpd.models.rows import RowsOracle
 from scaffpd.models.samples import Levers, PaddedBlock, StackedSamples
 from scaffpd.models.weighted_loss import row_weights
 
@@ -93,33 +94,18 @@ def refuse_noise() -> NoReturn:
     )
 
 
-class CoxOracle:
+class CoxOracle(RowsOracle):
     """N clients with Cox's model, all of them at once; in double precision."""
 
-    outputs = 1
-    most_rows: float | None = float("inf")
-
     def __init__(self, rows: StackedSamples, ties: str, ridge: Ridge, names: list[str]) -> None:
-        self.rows = rows
+        super().__init__(rows, ridge, 1, names)
         self.ties = ties
-        self.ridge = ridge
-        self.names = names
-        self.dimension = rows.A.shape[1]
         self.risk = RiskSets(rows.y, rows.layout, ties)
         self.null = PartialLikelihood(self.risk, rows.A.new_zeros(len(rows.A)))
-
-    def start(self) -> Tensor:
-        return self.rows.A.new_zeros(self.dimension)
-
-    def contents(self) -> list[Tensor]:
-        return [self.rows.A, self.rows.y, self.rows.layout.sizes]
 
     def only(self, clients: list[int]) -> CoxOracle:
         names = [self.names[i] for i in clients]
         return type(self)(self.rows.only(clients), self.ties, self.ridge, names)
-
-    def using(self, ridge: Ridge) -> CoxOracle:
-        return type(self)(self.rows, self.ties, ridge, self.names)
 
     def steepness(self, lengths: Tensor) -> Tensor:
         """Bound λ_max(∇²ℓ_i) in a metric where rows have these lengths."""
@@ -283,12 +269,10 @@ class CoxPoint(StackedDisplacements):
         return SAFE * error / layout.sizes, eta
 
     def ridged(self, loss: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the errors of the regulariser and of l2 ∘ x in a sum over clients."""
-        d = len(self.x)
-        penalty = SAFE * gamma(d + 8) * self.penalty + d * LEAST * (1 + self.ridge.most)
-        pull = norm_above(self.ridge.times(self.x) / self.ridge.scale, 0)
-        sums = gamma(len(self.oracle.names) + CLIENTS + 8)
-        return loss + penalty + 4 * UNIT * self.losses.abs(), gradient + SAFE * sums * pull
+        """Add the errors of the regulariser, and of the sum with it."""
+        clients = len(self.oracle.names)
+        penalty, pull = self.ridge.rounding(self.x, clients, self.ridge.length(self.x))
+        return loss + penalty + 4 * UNIT * self.losses.abs(), gradient + pull
 
 
 class OwnModels:

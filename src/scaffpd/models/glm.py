@@ -6,7 +6,6 @@ c_i = ∇f_i(x) = A_iᵀ r_i / m_i + l2 ∘ x,    r = ∂ℓ/∂z
 
 from __future__ import annotations
 
-from copy import copy
 from functools import cached_property
 from typing import Self
 
@@ -30,23 +29,18 @@ from scaffpd.models.losses import Loss
 from scaffpd.models.numerics import largest_eigenvalues
 from scaffpd.models.oracle import shift
 from scaffpd.models.point import LinearPoint, Ridge
+from scaffpd.models.rows import RowsOracle
 from scaffpd.models.samples import PaddedBlock, StackedSamples
 
 
-class LinearOracle:
+class LinearOracle(RowsOracle):
     """N clients with a linear model: batched matrix products, never a loop over clients."""
-
-    most_rows: float | None = float("inf")
 
     def __init__(
         self, rows: StackedSamples, loss: Loss, ridge: Ridge, outputs: int, names: list[str]
     ) -> None:
-        self.rows = rows
+        super().__init__(rows, ridge, outputs, names)
         self.loss = loss
-        self.ridge = ridge
-        self.outputs = outputs
-        self.names = names
-        self.dimension = rows.A.shape[1] * outputs
         self._expected: dict[int, Tensor] = {}
 
     @cached_property
@@ -61,19 +55,13 @@ class LinearOracle:
     def _in_samples(self) -> SampleSteps:
         return SampleSteps(self.loss, self.rows, self.outputs)
 
-    def start(self) -> Tensor:
-        return self.rows.A.new_zeros(self.dimension)
-
-    def contents(self) -> list[Tensor]:
-        return [self.rows.A, self.rows.y, self.rows.layout.sizes]
-
     def constants(self) -> Constants:
         """Return L_i = curvature · λ_max(A_iᵀA_i)/m_i + max l2 and μ_i = min l2."""
         return self._constants(torch.zeros_like(self.smoothness, dtype=torch.float64))
 
     def _constants(self, bottom: Tensor) -> Constants:
         """Return the constants, for mean losses that are `bottom`-strongly convex."""
-        numbers = (self.smoothness, bottom + self.ridge.least, self.steepest)
+        numbers = (self.smoothness, bottom + self.ridge.least, self._steepest + self.ridge.most)
         L, mu, steepest = (t.double().cpu().numpy() for t in numbers)
         sizes = self.rows.layout.sizes.cpu().numpy()
         return Constants(
@@ -85,8 +73,7 @@ class LinearOracle:
         return type(self)(self.rows.only(clients), self.loss, self.ridge, self.outputs, names)
 
     def using(self, ridge: Ridge) -> Self:
-        other = copy(self)
-        other.ridge = ridge
+        other = super().using(ridge)
         other._expected = {}
         return other
 
@@ -107,13 +94,9 @@ class LinearOracle:
         parallel_map(work, self.rows.blocks, tops.device)
         return tops / self.rows.layout.sizes
 
-    @property
-    def steepest(self) -> Tensor:
-        """max_j L_ij per client: the smoothness of its steepest single sample."""
-        return self._steepest_row + self.ridge.most
-
     @cached_property
-    def _steepest_row(self) -> Tensor:
+    def _steepest(self) -> Tensor:
+        """max_j L_ij per client without the regulariser, of its steepest single sample."""
         each = self.loss.steepness(self.rows.y).to(self.rows.norms)
         return self.rows.layout.segment_max(each * self.rows.norms.square())
 

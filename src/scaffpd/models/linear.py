@@ -22,6 +22,7 @@ from scaffpd.models.periods import at_risk, person_periods
 from scaffpd.models.point import Ridge
 from scaffpd.models.quadratic import QuadraticOracle
 from scaffpd.models.risk_sets import EFRON, TIES
+from scaffpd.models.rows import RowsOracle
 from scaffpd.models.samples import Ragged, StackedSamples
 from scaffpd.models.weighted_loss import Weighted
 from scaffpd.numbers import AUTO as AUTO
@@ -285,7 +286,7 @@ class Linear:
         return self if l2 is None else replace(self, l2=l2)
 
     def rebound(self, oracle: Oracle, like: Oracle | None = None) -> Oracle:
-        assert isinstance(oracle, LinearOracle | CoxOracle)
+        assert isinstance(oracle, RowsOracle)
         return oracle.using(
             self.ridge(oracle.rows.A.shape[1], oracle.outputs, oracle.rows.A.device)
         )

@@ -183,7 +183,7 @@ class LocalProblem:
             yield first, last, self.rows.layout.minibatch(uniform, who)
 
 
-def local_gain(h: Tensor, rate: Tensor | float, steps: int) -> Tensor:
+def local_gain(h: Tensor, rate: Tensor | float, steps: int | Tensor) -> Tensor:
     """Return ϕ(h) = (1 − (1 − η h)^J)/h, accurate for small ηh, and ηJ at h = 0."""
     e = rate * h
     small = e < 0.5
@@ -192,7 +192,7 @@ def local_gain(h: Tensor, rate: Tensor | float, steps: int) -> Tensor:
     return torch.where(h > 0, shrink / torch.where(h > 0, h, 1), rate * steps)
 
 
-def total(keep: Tensor, steps: int) -> Tensor:
+def total(keep: Tensor, steps: int | Tensor) -> Tensor:
     """Return Σ_j keep^j over J steps, for keep <= 1."""
     return local_gain(1 - keep, 1.0, steps)
 
@@ -245,10 +245,8 @@ class SampleSteps:
                 else:
                     places = drawn.rows - rows.layout.starts[who, None, None]
                     weight = counted(places, rates[who, 0] * drawn.weight, m)
-                if faded or push is not None:
-                    p = shares(rates[who], keep[who], first, last)
-                else:  # nothing goes by it
-                    p = rates.new_zeros(last - first, len(who), 1, 1)
+                done = torch.arange(first, last, device=rates.device).view(-1, 1, 1, 1)
+                p = rates[who] * total(keep[who], done)
                 fade = 1 - faded * p if faded else p.new_ones(len(p))
                 R = self._loop(number, block)(R, Z, P, r, weight, p, fade, keep[who])
             block.put(out, R.mT)
@@ -330,23 +328,6 @@ def _sample_loop(
         rho = rho.mul_(w)
         torch.addcmul(rho, keep, R, out=R)
     return R
-
-
-def shares(rate: Tensor, keep: Tensor, first: int, last: int) -> Tensor:
-    """Return p = η Σ_j keep^j before each of the steps from `first` to `last`, (steps, n, 1, 1).
-
-    By doubling: p after j + k steps is η Σ_{i<k} keep^i + keep^k p_j.
-    """
-    out = rate.new_empty(last - first, *keep.shape)
-    out[0] = rate * total(keep, first)
-    power = keep
-    k = 1
-    while k < len(out):
-        torch.addcmul(rate, power, out[: len(out) - k][:k], out=out[k : 2 * k])
-        rate = torch.addcmul(rate, power, rate)
-        power = power * power
-        k *= 2
-    return out
 
 
 def counted(positions: Tensor, share: Tensor, m: int) -> Tensor:

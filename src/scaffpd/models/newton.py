@@ -38,7 +38,7 @@ from scaffpd.models.curvature import LossHessian
 from scaffpd.models.execution import parallel_map
 from scaffpd.models.losses import Loss, Squared
 from scaffpd.models.numerics import SAFE, SINGLE, UNIT, gamma, norm_above
-from scaffpd.models.point import LinearPoint, Ridge, steepness
+from scaffpd.models.point import LinearPoint, Ridge, rounded, steepness
 from scaffpd.models.quadratic import Compressed
 from scaffpd.models.samples import Levers, PaddedBlock, Reach, StackedSamples
 
@@ -241,7 +241,7 @@ class NewtonPoint(LinearPoint):
         plain, reach, off = self._residual()
         loss, gradient = self.arithmetic(reach)
         n = self.x.numel() + max(self.rows.layout.lengths)
-        unit = UNIT if self._format() == 0 else SINGLE
+        unit = UNIT if rounded(self.x) == 0 else SINGLE
         loss = loss + SAFE * (gamma(n + 16) + 4 * unit) * self.losses.abs()
         if self.compressed is not None:  # like `CompressedPoint.rounding`, at u
             more = self.compressed.off(reach)

@@ -83,6 +83,18 @@ class Ridge:
             self._levers[key] = rows, Levers.of(rows, norms, plain)
         return self._levers[key][1]
 
+    def rounding(
+        self, x: Tensor, clients: int, length: Tensor | float
+    ) -> tuple[Tensor, Tensor | float]:
+        """Bound the errors of `half`, and of l2 ∘ x in a sum over clients, for ‖s ∘ x‖ ≤ length."""
+        d = len(x)
+        additions = d if d <= SHORT else 2 * math.isqrt(d) + 4  # as in `squares`
+        penalty = SAFE * gamma(additions + 8) * self.half(x) + d * LEAST * (1 + self.most)
+        pull = self.least * length  # ‖l2 ∘ x / s‖, for l2 = least · s²
+        if self.least == 0:
+            pull = norm_above(self.times(x.double()), 0)
+        return penalty, SAFE * (gamma(clients + CLIENTS + 8) + rounded(x)) * pull
+
     def gram(self, V: Tensor) -> Tensor:
         return V.mT @ self.times(V.mT).mT
 
@@ -264,15 +276,9 @@ class LinearPoint:
         return self.ridged(*self.arithmetic(() if self.fine is None else self.reach))
 
     def ridged(self, loss: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the errors of the regulariser and of l2 ∘ x in a sum over clients."""
-        d = len(self.x)
-        additions = d if d <= SHORT else 2 * math.isqrt(d) + 4  # as in `squares`
-        penalty = SAFE * gamma(additions + 8) * self.penalty + d * LEAST * (1 + self.ridge.most)
-        pull = self.ridge.least * self.size  # ‖l2 ∘ x / s‖, for l2 = least · s²
-        if self.ridge.least == 0:
-            pull = norm_above(self.ridge.times(self.x.double()), 0)
-        sums = gamma(len(self.rows.layout) + CLIENTS + 8) + self._format()
-        return loss + penalty, gradient + SAFE * sums * pull
+        """Add the errors of the regulariser."""
+        penalty, pull = self.ridge.rounding(self.x, len(self.rows.layout), self.size)
+        return loss + penalty, gradient + pull
 
     @cached_property
     def size(self) -> Tensor | float:
@@ -340,12 +346,12 @@ class LinearPoint:
         tiny = LEAST * features * self.outputs * len(reach)
         sums = gamma(rows + 4) + gamma(CLIENTS)
         levers = reach[0].levers
-        gradient = (slope + sums + self._format()) * array(self._pulls(levers.each))
+        gradient = (slope + sums + rounded(self.x)) * array(self._pulls(levers.each))
         gradient = gradient + array(levers.mean) * (curvature * tiny + 2 * jump)
         for size, levers in reach:
             k = gamma(features + 4) * array(size)
             gradient = gradient + (curvature * k) * array(levers.cross)
-        least = LEAST if self._format() == 0 else 2.0**-126
+        least = LEAST if rounded(self.x) == 0 else 2.0**-126
         underflow: float = rows * least * (features * self.outputs) ** 0.5
         return torch.from_numpy(SAFE * gradient + underflow).to(self.losses)
 
@@ -357,10 +363,6 @@ class LinearPoint:
             self._pulled[id(each)] = each, self.fine.layout.segment_sum(own)
         return self._pulled[id(each)][1]
 
-    def _format(self) -> float:
-        """Rounding of vectors and weights in the format of x: λ_i, r_i, c_i, l2 x and their sum."""
-        return 0.0 if self.x.dtype == torch.float64 else 4 * SINGLE
-
     def each(self) -> Tensor:
         """Return the c_i themselves, (N, d), for stochastic local steps; they stay with clients."""
         if self.fine is None:
@@ -371,6 +373,11 @@ class LinearPoint:
     def _vectors(self, residual: Tensor) -> Tensor:
         own = self.rows.each(self.rows.share[:, None] * residual).flatten(1)
         return own.add(self.ridge.times(self.x))
+
+
+def rounded(x: Tensor) -> float:
+    """Rounding of vectors and weights in the format of x: λ_i, r_i, c_i, l2 x and their sum."""
+    return 0.0 if x.dtype == torch.float64 else 4 * SINGLE
 
 
 def gram(rows: StackedSamples, w: Tensor, positive: bool = True) -> Tensor:
