@@ -70,11 +70,9 @@ def flamby_heart(seed: int | None = None) -> Silos:
     sites: list[Client] = []
     out = []
     for hospital in HOSPITALS:
-        own = sorted(
-            (int(r["line"]), r["set"] == "test") for r in split if r["hospital"] == hospital
-        )
-        lines, tests = zip(*own, strict=True)
-        table = table_of(hospital)[list(lines)]
+        own = [row for row in split if row["hospital"] == hospital]
+        own.sort(key=lambda row: int(row["line"]))
+        table = table_of(hospital)[[int(row["line"]) for row in own]]
         y = (table[:, -1] > 0).astype(np.int64)
         cells = [(table[:, COLUMNS.index(c)], CODED.get(c)) for c in names]
         X = np.column_stack(
