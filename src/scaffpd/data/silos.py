@@ -99,7 +99,7 @@ def generator(owner: str, seed: int) -> np.random.Generator:
 
 Matrix = NDArray[np.float64]
 Labels = NDArray[np.int64]
-Client = tuple[NDArray[np.float64], NDArray[Any]]  # y: labels, or numbers
+Client = tuple[Matrix, NDArray[Any]]  # y: labels, or numbers
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def parted(clients: Sequence[Client], held: Sequence[NDArray[np.bool_]]) -> list
 
 def carve(pair: Client, fraction: float, random: np.random.Generator) -> tuple[Client, Client]:
     """Cut rows to fit and to validate, of every label alike; a single row serves as both."""
-    X, y = map(np.asarray, pair)
+    X, y = np.asarray(pair[0]), np.asarray(pair[1])
     if len(y) < 2:
         return (X, y), (X, y)
     labels = y if np.issubdtype(y.dtype, np.integer) else np.zeros(len(y), dtype=np.int64)

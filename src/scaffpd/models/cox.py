@@ -24,6 +24,7 @@ from scaffpd.descent import newton
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Restriction, Vector
 from scaffpd.federation.modes import ModesAt
+from scaffpd.federation.questions import EvaluatedPoint
 from scaffpd.models.arrays import Array
 from scaffpd.models.baseline import concordance
 from scaffpd.models.curvature import ManyRows
@@ -149,7 +150,11 @@ class CoxOracle(RowsOracle):
         return self.evaluate(x, batch_size, key).losses
 
     def local_updates(
-        self, x: Tensor, at: CoxPoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
+        self,
+        x: Tensor,
+        at: EvaluatedPoint | Tensor | None,
+        correction: Tensor | None,
+        plan: LocalPlan,
     ) -> StackedDisplacements:
         if plan.batch_size is not None:
             refuse_samples()

@@ -167,7 +167,7 @@ class PersonalOracle(Envelopes):
     def local_updates(
         self,
         x: Tensor,
-        at: NewtonPoint | OwnCoxPoint | Tensor | None,
+        at: EvaluatedPoint | Tensor | None,
         correction: Tensor | None,
         plan: LocalPlan,
     ) -> StackedDisplacements:
@@ -292,7 +292,7 @@ class PersonalModuleOracle(Envelopes):
     def local_updates(
         self,
         x: Tensor,
-        at: NetworkPoint | Tensor | None,
+        at: EvaluatedPoint | Tensor | None,
         correction: Tensor | None,
         plan: LocalPlan,
     ) -> StackedDisplacements:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from scaffpd.federation import Constants, LocalPlan, Vector
+from scaffpd.federation.questions import EvaluatedPoint
 from scaffpd.models.draws import Draws, streams
 from scaffpd.models.execution import GraphReplay, parallel_map, thread_count
 from scaffpd.models.network import ROOM, NetworkFunction
@@ -311,7 +312,7 @@ class ModuleOracle:
     def local_updates(
         self,
         x: Tensor,
-        at: StackedPoint | Tensor | None,
+        at: EvaluatedPoint | Tensor | None,
         correction: Tensor | None,
         plan: LocalPlan,
     ) -> StackedDisplacements:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -123,7 +123,11 @@ class Oracle(Protocol):
         """Evaluate all clients at x."""
 
     def local_updates(
-        self, x: Tensor, at: Any, correction: Tensor | None, plan: LocalPlan
+        self,
+        x: Tensor,
+        at: EvaluatedPoint | Tensor | None,
+        correction: Tensor | None,
+        plan: LocalPlan,
     ) -> Displacements:
         """Take all clients' local steps u ← u − η_i (g_i(u) − c_i + correction + μ(u − x)) from x.
 

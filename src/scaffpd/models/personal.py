@@ -183,11 +183,11 @@ def base_of(model: Any) -> Any:
     return model.model if isinstance(model, Personal) else model
 
 
-def regulariser(model: Any, x: NDArray[np.float64]) -> float:
+def regulariser(model: object, x: NDArray[np.float64]) -> float:
     """Return the regulariser at x that `evaluate` includes: none if the model is `Personal`."""
     if isinstance(model, Personal):
         return 0.0
-    l2 = np.asarray(each_of(getattr(model, "model", model).l2), dtype=np.float64)
+    l2 = np.asarray(each_of(base_of(getattr(model, "model", model)).l2), dtype=np.float64)
     return float(l2 @ np.square(x).reshape(len(l2), -1).sum(1)) / 2
 
 

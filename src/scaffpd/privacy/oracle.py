@@ -38,7 +38,7 @@ from torch import Tensor
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants, LocalPlan, Vector, same_point
 from scaffpd.federation.plans import ReleaseCounts
-from scaffpd.federation.questions import SharedSum
+from scaffpd.federation.questions import EvaluatedPoint, SharedSum
 from scaffpd.models.oracle import Oracle, StackedDisplacements, StackedPoint, shift, step_sizes
 from scaffpd.models.point import Ridge
 from scaffpd.privacy.accountant import Account, ReleaseEntry
@@ -197,7 +197,7 @@ class PrivateOracle:
     def local_updates(
         self,
         x: Tensor,
-        at: StackedPoint | Tensor | None,
+        at: EvaluatedPoint | Tensor | None,
         correction: Tensor | None,
         plan: LocalPlan,
     ) -> StackedDisplacements:
@@ -227,7 +227,7 @@ class PrivateOracle:
     def _shared_step(
         self,
         x: Tensor,
-        at: StackedPoint | Tensor | None,
+        at: EvaluatedPoint | Tensor | None,
         correction: Tensor | None,
         plan: LocalPlan,
     ) -> StackedDisplacements:

@@ -8,7 +8,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -242,8 +242,9 @@ class LocalChannel:
 
     def own(self, x: Tensor) -> Tensor | None:
         """Return every client's own model u_i(x), (N, d); `None` if the model is not `Personal`."""
-        oracle = cast(Any, self.train.oracle)
-        return oracle.own(x) if hasattr(oracle, "own") else None
+        own = getattr(self.train.oracle, "own", None)
+        found: Tensor | None = None if own is None else own(x)
+        return found
 
     def resumed(self, rounds: int) -> None:
         """Do nothing: what was asked before is of no interest here."""

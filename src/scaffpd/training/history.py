@@ -37,7 +37,7 @@ SCALARS = {
 }
 MANY = 10_000  # clients, above which a history does not list every one by default
 FORMAT = 1  # version of checkpoints
-Array = NDArray[Any]  # of numbers, of any kind
+Array = NDArray[np.generic]
 Arrays = dict[str, Array]
 State = TypeVar("State")
 
@@ -53,7 +53,7 @@ class History:
     def __init__(self, names: Sequence[str], every_client: bool = True) -> None:
         self.names = tuple(names)
         self.every_client = every_client
-        self._scalars: dict[str, list[Any]] = {name: [] for name in SCALARS}
+        self._scalars: dict[str, list[float]] = {name: [] for name in SCALARS}
         self._clients: dict[int, tuple[Vector, Vector]] = {}  # losses and weights by row
 
     def append(self, state: RunState, traffic: Traffic, seconds: float) -> None:
@@ -191,12 +191,12 @@ class Checkpoint:
         return Path(self.path).exists()
 
 
-def pack(state: Any, prefix: str = "state") -> Arrays:
+def pack(state: object, prefix: str = "state") -> Arrays:
     """Return a (nested) dataclass of tensors, arrays and numbers as named arrays, without transient
     fields.
     """
     arrays: Arrays = {}
-    for item in dataclasses.fields(state):
+    for item in dataclasses.fields(state):  # type: ignore[arg-type]
         name = f"{prefix}.{item.name}"
         value = getattr(state, item.name)
         if item.metadata.get("transient"):
@@ -214,7 +214,7 @@ def unpack(like: State, arrays: Arrays, prefix: str = "state") -> State:
     """Put packed values into a dataclass with the structure of `like`; transient fields keep
     `like`'s values.
     """
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for item in dataclasses.fields(like):  # type: ignore[arg-type]
         name = f"{prefix}.{item.name}"
         old = getattr(like, item.name)

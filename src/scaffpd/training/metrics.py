@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -123,7 +123,7 @@ def worst_fifth(losses: Array) -> Array:
     return found
 
 
-def half_interval(values: ArrayLike, overlap: float = 0.0) -> Any:
+def half_interval(values: ArrayLike, overlap: float = 0.0) -> Array:
     """Return half of Student's 95 % interval for the mean over the first axis: t·sd·√(1/K +
     overlap); ∞ for K = 1.
 
@@ -135,7 +135,8 @@ def half_interval(values: ArrayLike, overlap: float = 0.0) -> Any:
     K = len(several)
     if K < 2:
         return np.full(several.shape[1:], math.inf)[()]
-    return student(K - 1) * several.std(axis=0, ddof=1) * math.sqrt(1 / K + overlap)
+    deviation: Array = several.std(axis=0, ddof=1)
+    return student(K - 1) * deviation * math.sqrt(1 / K + overlap)
 
 
 class PairedDifference(NamedTuple):

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,7 +135,7 @@ def _agreed(source: TableSettings, rows: Sequence[ClientRows]) -> Schema:
         )
     schema: Schema = {
         "task": "classification" if target.labels else "regression",
-        "labels": list[Any](target.labels),
+        "labels": cast("list[str]", [*target.labels]),
         "columns": columns,
         "shape": None,
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,11 +31,9 @@ from scaffpd.data.tabular.columns import (
 )
 from scaffpd.errors import InputError
 from scaffpd.tasks import suiting
-from scaffpd.tasks.base import Target, Task
+from scaffpd.tasks.base import Pair, Target, Task
 
 SIDES: tuple[Literal["left"], Literal["right"]] = ("left", "right")
-
-Pair = tuple[Matrix, NDArray[Any]]
 
 
 def target(owner: str, column: DataColumn, task: Task | None) -> Target:
@@ -121,7 +119,7 @@ class ClientRows:
                     f"Silo {self.name!r} has a label that the agreement does not have.",
                 )
             y = np.array([place[label] for label in self.target.labels], dtype=np.int64)[y]
-        targets = np.column_stack([y, *self.extra]) if self.extra else y
+        targets = np.column_stack([np.float64(y), *self.extra]) if self.extra else y
 
         def part(rows: Mask) -> Pair:
             X = self.matrix(schema, mean, deviation, rows, separate)
