@@ -43,7 +43,7 @@ from scaffpd.federation import LocalPlan
 from scaffpd.models.draws import Draws
 from scaffpd.models.execution import GraphReplay, parallel_map
 from scaffpd.models.losses import Loss, Squared
-from scaffpd.models.numerics import FEW, Products, product, transposed
+from scaffpd.models.numerics import Products, product, transposed
 from scaffpd.models.oracle import StackedDisplacements
 from scaffpd.models.samples import CACHE, PaddedBlock, StackedSamples
 
@@ -267,19 +267,9 @@ class SampleSteps:
         """Store numbers of samples, filled up to whole registers: a softmax is slow on the rest."""
         m = block.rows.shape[1]
         lanes = REGISTER // self.rows.A.element_size()
-        if self.outputs > 1 and not values.is_cuda and m > FEW and 2 * m >= lanes:
+        if self.outputs > 1 and not values.is_cuda and 2 * m >= lanes:
             values = pad(values, (0, -m % lanes) * axes)
-        return in_layout(values, block)
-
-
-def in_layout(values: Tensor, block: PaddedBlock) -> Tensor:
-    """Store (n, ...) contiguously, client by client; those of a few samples along the clients.
-
-    There one operation on all clients takes the place of one product for each.
-    """
-    if values.is_cuda or block.rows.shape[1] > FEW:
         return values.contiguous()
-    return values.movedim(0, -1).contiguous().movedim(-1, 0)
 
 
 def _sample_loop(
@@ -317,12 +307,7 @@ def _sample_loop(
         out = products.times(R).addcmul_(f, Z)
         if P.ndim:
             out.addcmul_(own, P, value=-1)
-        if products.few:  # seen as they are stored, outputs × (samples and clients)
-            flat = (values.movedim(0, -1).flatten(1) for values in (out, y))
-            rho = loss.across(*flat)
-            rho = rho.view(*Z.shape[1:], -1).movedim(-1, 0)
-        else:
-            rho = loss.across(out, y)
+        rho = loss.across(out, y)
         if r.ndim:
             rho = rho.sub_(r)
         rho = rho.mul_(w)

@@ -165,8 +165,6 @@ def power_iteration(
     return 1.02 * value
 
 
-# Samples of a client up to which its inner products are multiplied number by number.
-FEW = 4
 # Numbers that are converted to double precision at a time: on a CPU they stay in the cache.
 PIECE = {"cpu": 2**16, "cuda": 2**24}
 
@@ -230,7 +228,7 @@ class Products:
     """Products R A_i and D A_iᵀ of n clients, in buffers that the next such product overwrites.
 
     On a CPU, NumPy's loop over BLAS takes down to an eighth of the time of torch.bmm for small
-    matrices; inner products of a few samples go number by number, for all clients at once.
+    matrices.
     """
 
     def __init__(self, A: Tensor, k: int) -> None:
@@ -239,8 +237,7 @@ class Products:
         self.out = A.new_empty(n, k, m)
         self.own = A.new_empty(n, k, features)
         most = ALONE if k > 1 else ALONE_VECTOR
-        self.few = not A.is_cuda and m == features <= FEW
-        self.small = not A.is_cuda and not self.few and k * m * features <= most
+        self.small = not A.is_cuda and k * m * features <= most
         if self.small:
             self.arrays = A.numpy(), self.out.numpy(), self.own.numpy()
 
@@ -256,11 +253,6 @@ class Products:
 
     def times(self, R: Tensor) -> Tensor:
         """Return R A_i, (n, k, features), for R (n, k, m)."""
-        if self.few:
-            out = torch.zeros_like(R)
-            for one, row in zip(R.unbind(2), self.A.unbind(1), strict=True):
-                out.addcmul_(one[..., None], row[:, None])
-            return out
         if not self.small:
             return torch.bmm(R, self.A, out=self.own)
         own = self.arrays[1] if R is self.out else R.numpy()
