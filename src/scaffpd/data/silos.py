@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import csv
 import lzma
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
@@ -195,9 +195,14 @@ def standardiser(
     """
     own = [np.ones(len(X)) for X in parts] if weights is None else weights
     n = sum(float(w.sum()) for w in own)
-    mean = sum((w @ X for w, X in zip(own, parts, strict=True)), np.zeros(parts[0].shape[1])) / n
-    squares = (w @ (X - mean) ** 2 for w, X in zip(own, parts, strict=True))
-    variance = sum(squares, np.zeros_like(mean)) / n
+
+    def mean_of(values: Iterable[Matrix]) -> Matrix:
+        # plain sums of rows alike keep the last digit, which the noise of private clients goes by
+        sums = (v.sum(0) if weights is None else w @ v for w, v in zip(own, values, strict=True))
+        return sum(sums, np.zeros(parts[0].shape[1])) / n
+
+    mean = mean_of(parts)
+    variance = mean_of((X - mean) ** 2 for X in parts)
     return mean, unless_constant(mean, np.sqrt(variance), sum(map(len, parts)))
 
 

@@ -38,11 +38,10 @@ def limit_threads(numbers: float) -> Iterator[None]:
         yield
         return
     token = _allowed.set(before)
-    torch.set_num_threads(1)
     try:
-        yield
+        with one_thread():
+            yield
     finally:
-        torch.set_num_threads(before)
         _allowed.reset(token)
 
 

@@ -23,6 +23,7 @@ from scaffpd.models.execution import GraphReplay, parallel_map, thread_count
 from scaffpd.models.network import ROOM, NetworkFunction
 from scaffpd.models.numerics import random_direction
 from scaffpd.models.oracle import StackedDisplacements, StackedPoint, shift, step_sizes
+from scaffpd.models.samples import PaddedBlock
 
 Correct = Callable[[Tensor, Tensor], Tensor | None]
 Rows = Sequence[Tensor | None]  # of every client: numbers of its rows, or `None` for all
@@ -65,20 +66,6 @@ class StackedRows:
     def numbers(self, client: int, own: Tensor | None) -> Tensor:
         inside = torch.arange(self.sizes[client], device=self.X.device) if own is None else own
         return self.starts[client] + inside
-
-
-class RowGroup(NamedTuple):
-    """Rows of some clients that are processed at once, padded to the longest.
-
-    Attributes:
-        who: the clients, (n,).
-        rows: their rows in the stack, (n, c).
-        weight: 1/m_i, and 0 for padding, (n, c).
-    """
-
-    who: Tensor
-    rows: Tensor
-    weight: Tensor
 
 
 class StepInputs(NamedTuple):
@@ -224,7 +211,7 @@ class ModuleOracle:
         if group:
             yield group
 
-    def _pieces(self, rows: Rows) -> Iterator[RowGroup]:
+    def _pieces(self, rows: Rows) -> Iterator[PaddedBlock]:
         """Yield the given rows, a group of clients and a chunk of rows at a time."""
         pairs = zip(self.rows.sizes, rows, strict=True)
         lengths = [m if own is None else len(own) for m, own in pairs]
@@ -240,7 +227,7 @@ class ModuleOracle:
             step = CHUNK if exact or self.function.named is not None else longest
             for first in range(0, longest, step):
                 part = slice(first, first + step)
-                yield RowGroup(who, numbers[:, part], weight[:, part])
+                yield PaddedBlock(who, numbers[:, part], weight[:, part])
 
     def sums(self, x: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
         """Return f_i and ∇f_i over the given rows, at one x or at each client's own, (N, d)."""
@@ -248,12 +235,12 @@ class ModuleOracle:
         self._settle(flat if x.ndim == 1 else flat[0])
         losses = flat.new_zeros(len(rows))
         gradients = flat.new_zeros(len(rows), self.dimension)
-        for who, numbers, weight in self._pieces(rows):
-            points = flat if flat.ndim == 1 else flat[who]
-            X = self.rows.X[numbers]
-            values, own = self.function.gradients(points, X, self.rows.y[numbers], weight)
-            losses.index_add_(0, who, values)
-            gradients.index_add_(0, who, own)
+        for piece in self._pieces(rows):
+            points = flat if flat.ndim == 1 else flat[piece.clients]
+            X, y = self.rows.X[piece.rows], self.rows.y[piece.rows]
+            values, own = self.function.gradients(points, X, y, piece.weight)
+            losses.index_add_(0, piece.clients, values)
+            gradients.index_add_(0, piece.clients, own)
         return losses + self.l2 / 2 * flat.square().sum(-1), gradients + self.l2 * flat
 
     # ------------------------------------------------------------------ answers of the clients
@@ -269,45 +256,36 @@ class ModuleOracle:
     ) -> Tensor:
         values = x.new_zeros(len(self.names))
         rows = self.drawn(batch_size, Draws(key, self.streams))
-        for i, output, y, share in self._predicted(x, rows):
-            values[i] += self._mean(output, y) * share
+        for i, output, y, weight in self._predicted(x, rows):
+            values[i] += self.function.weighted(output, y, weight)
         return values + self.l2 / 2 * x.square().sum()
 
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:
         values = x.new_zeros(len(self.names))
         right = torch.zeros(len(self.names), dtype=torch.float64, device=x.device)
-        for i, output, y, share in self._predicted(x, [None] * len(right)):
+        for i, output, y, weight in self._predicted(x, [None] * len(right)):
             correct = self.correct(output, y)
-            values[i] += self._mean(output, y) * share
+            values[i] += self.function.weighted(output, y, weight)
             right[i] += float("nan") if correct is None else correct.sum()
         losses = (values + self.l2 / 2 * x.square().sum()).double().cpu().numpy()
         return losses, right.cpu().numpy() / np.array(self.rows.sizes)
 
-    def _mean(self, output: Tensor, y: Tensor) -> Tensor:
-        return self.function.weighted(output, y, output.new_full((len(y),), 1 / len(y)))
-
-    def _predicted(self, x: Tensor, rows: Rows) -> Iterator[tuple[int, Tensor, Tensor, float]]:
-        """Yield outputs, targets and their share of a client's rows, many clients in a pass."""
-        waiting: list[tuple[int, Tensor, float]] = []
-        for i, own in enumerate(rows):
-            numbers = self.rows.numbers(i, own)
-            for part in torch.split(numbers, CHUNK):
-                if waiting and sum(len(n) for _, n, _ in waiting) + len(part) > CHUNK:
-                    yield from self._passed(x, waiting)
-                    waiting = []
-                waiting.append((i, part, len(part) / len(numbers)))
-        yield from self._passed(x, waiting)
-
     @torch.no_grad()
-    def _passed(
-        self, x: Tensor, parts: list[tuple[int, Tensor, float]]
-    ) -> list[tuple[int, Tensor, Tensor, float]]:
-        numbers = torch.cat([part for _, part, _ in parts])
-        lengths = [len(part) for _, part, _ in parts]
-        outputs = torch.split(self.function.outputs(x, self.rows.X[numbers]), lengths)
-        targets = torch.split(self.rows.y[numbers], lengths)
-        found = zip(parts, outputs, targets, strict=True)
-        return [(i, output, y, share) for (i, _, share), output, y in found]
+    def _predicted(self, x: Tensor, rows: Rows) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
+        """Yield outputs, targets and weights 1/m_i of a client's rows, many clients in a pass."""
+        numbers = [self.rows.numbers(i, own) for i, own in enumerate(rows)]
+        parts = [(i, part) for i, own in enumerate(numbers) for part in torch.split(own, CHUNK)]
+        first = 0
+        for end in range(1, len(parts) + 1):
+            if end < len(parts) and sum(len(n) for _, n in parts[first : end + 1]) <= CHUNK:
+                continue
+            lengths = [len(part) for _, part in parts[first:end]]
+            picked = torch.cat([part for _, part in parts[first:end]])
+            outputs = torch.split(self.function.outputs(x, self.rows.X[picked]), lengths)
+            targets = torch.split(self.rows.y[picked], lengths)
+            for (i, part), output, y in zip(parts[first:end], outputs, targets, strict=True):
+                yield i, output, y, output.new_full((len(part),), 1 / len(numbers[i]))
+            first = end
 
     def local_updates(
         self,

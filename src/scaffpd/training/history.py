@@ -57,18 +57,11 @@ class History:
         self._clients: dict[int, tuple[Vector, Vector]] = {}  # losses and weights by row
 
     def append(self, state: RunState, traffic: Traffic, seconds: float) -> None:
-        row = {
-            "round": state.rounds,
-            "certificate": state.certificate,
-            "accepted": state.accepted,
-            "exchanges": traffic.exchanges,
-            "bytes_up": traffic.bytes_up,
-            "bytes_down": traffic.bytes_down,
-            "seconds": seconds,
-        }
+        sent = traffic.exchanges, traffic.bytes_up, traffic.bytes_down
+        row = state.rounds, state.certificate, state.accepted, *sent, seconds
         n = len(self)
-        for name, value in row.items():
-            self._scalars[name].append(value)
+        for column, value in zip(self._scalars.values(), row, strict=True):
+            column.append(value)
         self._clients[n] = state.losses, state.weights
         if not self.every_client and n > 2:
             self._clients.pop(n - 2)  # the row before stays, for an interrupted round is undone
