@@ -18,7 +18,6 @@ from torch import Tensor
 
 from scaffpd.models.losses import Loss
 
-SMALL = 32  # columns up to which a product is faster as a whole
 DENSE = 300  # most unknowns for Newton steps by Cholesky; above that, by conjugate gradients
 
 
@@ -129,7 +128,7 @@ class LossHessian:
         if not self.even:
             return ManyRows(self.matrix(), S)
         R = self.A * (self.weight * self.loss.bends(self.z, self.y)[..., 0]).sqrt()[..., None]
-        return FewRows(R, S) if R.shape[1] < R.shape[2] else ManyRows(_gram(R), S)
+        return FewRows(R, S) if R.shape[1] < R.shape[2] else ManyRows(R.mT @ R, S)
 
     def solver(
         self, e: Tensor | None = None, goal: Tensor | float = 1e-10
@@ -186,19 +185,6 @@ class LossHessian:
                 left / e + torch.where(last > 0, size / torch.where(last > 0, last, 1), 0) * ahead
             )
         return solution
-
-
-def _gram(R: Tensor) -> Tensor:
-    """Return R_iᵀR_i; one of the two blocks off the diagonal is the other's transpose."""
-    half = R.shape[2] // 2
-    if half < SMALL:
-        return R.mT @ R
-    H = R.new_empty(len(R), R.shape[2], R.shape[2])
-    left = R[..., :half]
-    H[:, :half, :half] = left.mT @ left
-    H[:, half:] = R[..., half:].mT @ R
-    H[:, :half, half:] = H[:, half:, :half].mT
-    return H
 
 
 def _turned(Z: Tensor, C: Tensor) -> Tensor:
