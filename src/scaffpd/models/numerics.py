@@ -66,19 +66,11 @@ def gram(B: Tensor) -> tuple[Tensor, int]:
     n, rows, columns = B.shape
     block = max(columns, math.isqrt(rows), 1)
     if rows < 2 * block:
-        return squared(B), rows
+        return B.mT @ B, rows
     cut = rows - rows % block
-    G = squared(B[:, :cut].reshape(-1, block, columns)).view(n, -1, columns, columns).sum(1)
-    return G + squared(B[:, cut:]) if cut < rows else G, block + rows // block + 1
-
-
-@quiet
-def squared(B: Tensor) -> Tensor:
-    """Return BᵀB of n matrices; small ones by NumPy, in half of the time of torch.bmm."""
-    if B.is_cuda or B.shape[1] * B.shape[2] ** 2 > ALONE:
-        return B.mT @ B
-    array = B.numpy()
-    return torch.from_numpy(np.matmul(array.transpose(0, 2, 1), array))
+    head, tail = B[:, :cut].reshape(-1, block, columns), B[:, cut:]
+    G = (head.mT @ head).view(n, -1, columns, columns).sum(1)
+    return G + tail.mT @ tail, block + rows // block + 1
 
 
 def triangle_of(B: Tensor) -> tuple[Tensor, Tensor]:
@@ -125,7 +117,7 @@ def extreme_values(A: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     if rows < columns:
         return largest_eigenvalues(A), noise.new_zeros(len(A), dtype=torch.float64)
     A = A.double()
-    G = squared(A)
+    G = A.mT @ A
     trace = norm_above(A, (1, 2)).square()
     w = torch.linalg.eigvalsh(G).clamp_min(0)
     slack = SAFE * (gamma(rows + 2) + 2 * gamma(columns + 4)) * trace
@@ -204,14 +196,6 @@ class DoubleProducts:
         size = PIECE.get(self.A.device.type, PIECE["cuda"])
         for piece in torch.split(self.A, max(1, size // self.A.shape[1])):
             yield piece.double()
-
-
-@quiet
-def from_left(V: Tensor, A: Tensor) -> Tensor:
-    """Return V_iᵀA_i, (n, k, features), of n clients; small ones by NumPy's loop over BLAS."""
-    if V.is_cuda or V.shape[1] * V.shape[2] * A.shape[2] > ALONE_VECTOR:
-        return torch.bmm(V.mT.contiguous(), A)
-    return torch.from_numpy(np.matmul(V.numpy().transpose(0, 2, 1), A.numpy()))
 
 
 def product(A: Tensor, v: Tensor) -> Tensor:

@@ -22,7 +22,6 @@ from scaffpd.models.numerics import (
     product,
     quiet,
     root_above,
-    squared,
     transposed,
 )
 from scaffpd.models.samples import SHORT, Levers, Reach, StackedSamples
@@ -221,7 +220,8 @@ class LinearPoint:
             bends = self.loss.bends(self.z, self.rows.y)
             for block in self.rows.blocks:
                 root = (block.weight[..., None] * block.of(bends)).sqrt()
-                out[block.clients] = squared(self.rows.of(block)[0] * root)
+                R = self.rows.of(block)[0] * root
+                out[block.clients] = R.mT @ R
             out.diagonal(dim1=1, dim2=2).add_(self.ridge.times(torch.ones_like(self.x)))
             return out
         out = self.ridge.gram(V).repeat(len(self.rows.layout), 1, 1)

@@ -205,7 +205,7 @@ def orthogonal_rows(A: Tensor) -> Tensor:
     wide = m < features
     B = A.mT if wide else A
     size = max(1, PIECE // (n * B.shape[2]))
-    G = sum(numerics.squared(piece.double()) for piece in torch.split(B, size, 1))
+    G = sum(piece.mT @ piece for piece in map(Tensor.double, torch.split(B, size, 1)))
     s, U = torch.linalg.eigh(G)
     s = s.flip(1)
     U = U.flip(2)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from scaffpd.models.cells import Cells
 from scaffpd.models.execution import parallel_map, thread_count
-from scaffpd.models.numerics import DoubleProducts, from_left, product
+from scaffpd.models.numerics import DoubleProducts, product
 
 # Padded numbers that cost as much as one more block (measured); on a GPU launches are expensive and
 # arithmetic is cheap.
@@ -110,19 +110,12 @@ class Ragged:
 
     def put(self, stack: Tensor, clients: Tensor, values: Tensor) -> None:
         """Write the rows of some clients, (n, ≥ m, ...), into a stack; skip rows they lack."""
-        if self.equal:
-            whole = stack.view(len(self), self.smallest, *stack.shape[1:])
-            whole[clients] = values[:, : self.smallest]
-            return
         position = torch.arange(values.shape[1], device=self.sizes.device)
         inside = position < self.sizes[clients, None]
         stack[(self.starts[clients, None] + position)[inside]] = values[inside]
 
     def scaled(self, rows: Tensor, values: Tensor) -> Tensor:
         """Multiply the rows of each client, (M, k), by its number, (N,)."""
-        if self.equal:
-            blocks = rows.view(len(self), self.smallest, -1)
-            return (blocks * values[:, None, None]).view_as(rows)
         return rows * values[self.owner][:, None]
 
     def segment_sum(self, rows: Tensor) -> Tensor:
@@ -131,8 +124,6 @@ class Ragged:
         return torch.segment_reduce(rows, "sum", lengths=self.sizes, unsafe=True)
 
     def segment_max(self, rows: Tensor) -> Tensor:
-        if self.equal:
-            return rows.view(len(self), self.smallest, *rows.shape[1:]).amax(1)
         return torch.segment_reduce(rows, "max", lengths=self.sizes, unsafe=True)
 
     @cached_property
@@ -184,9 +175,8 @@ class Ragged:
         order = np.argsort(-lengths, kind="stable")
         ordered = lengths[order]
         device = self.sizes.device
-        cuts = [len(self)]
-        if not self.equal:
-            cuts = cheapest_cuts(ordered, OVERHEAD.get(device.type, OVERHEAD["cuda"]) / width)
+        overhead = OVERHEAD.get(device.type, OVERHEAD["cuda"])
+        cuts = cheapest_cuts(ordered, overhead / width)
         if device.type == "cpu":
             cuts = finer(cuts, ordered, most)
         clients = torch.from_numpy(order).to(device)
@@ -358,7 +348,7 @@ class StackedSamples:
             own = block.of(V)
             if block.first is None:
                 own = torch.where(block.weight[..., None] > 0, own, 0)
-            out[block.clients] = from_left(own, self.of(block)[0].to(V.dtype))
+            out[block.clients] = torch.bmm(own.mT, self.of(block)[0].to(V.dtype))
 
         parallel_map(work, self.blocks, V.device)
         return out.mT
