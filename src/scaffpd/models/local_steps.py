@@ -344,28 +344,25 @@ class FeatureSteps:
         features = self.rows.A.shape[1]
         out = problem.z.new_empty(n, k, features)
         c = problem.c.expand(n, features, k).mT
-        keep = problem.keep
 
-        def push(who: Tensor) -> Tensor:
+        def work(piece: PaddedBlock | Tensor) -> None:
+            who = piece if isinstance(piece, Tensor) else piece.clients
             # One output is a transposed column, whose strides cost a product six times its time;
             # `contiguous` leaves them.
-            return (problem.rates[who] * c[who]).clone(memory_format=torch.contiguous_format)
-
-        def full(block: PaddedBlock) -> None:
-            who = block.clients
-            out[who] = self._full(problem, block, push(who), keep[who])
-
-        def minibatches(who: Tensor) -> None:
-            out[who] = self._minibatches(problem, who, push(who), keep[who])
+            push = (problem.rates[who] * c[who]).clone(memory_format=torch.contiguous_format)
+            if isinstance(piece, Tensor):
+                out[who] = self._minibatches(problem, who, push, problem.keep[who])
+            else:
+                out[who] = self._full(problem, piece, push, problem.keep[who])
 
         b = problem.plan.batch_size
         if b is None:
-            parallel_map(full, self.rows.blocks, out.device)
+            parallel_map(work, self.rows.blocks, out.device)
         else:
             # Pieces of clients whose minibatches fit into a cache; a GPU takes all at once.
             size = max(1, CACHE // (b * features)) if out.device.type == "cpu" else n
             pieces = torch.split(torch.arange(n, device=out.device), size)
-            parallel_map(minibatches, pieces, out.device)
+            parallel_map(work, pieces, out.device)
         return StackedDisplacements(out.mT.flatten(1))
 
     def _full(

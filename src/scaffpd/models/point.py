@@ -133,7 +133,6 @@ class LinearPoint:
         self.x = x
         self.outputs = outputs
         self.fine = fine
-        self._pulled: dict[int, tuple[Tensor, Tensor]] = {}
         self.penalty = ridge.half(x)
         self.predictions, values = self._evaluated()
         self.z = self.predictions.to(x.dtype)
@@ -358,10 +357,12 @@ class LinearPoint:
     def _pulls(self, each: Tensor) -> Tensor:
         """Return every client's mean of ‖a_j‖‖r_j‖, for ‖a_j‖/m_i."""
         assert self.fine is not None
-        if id(each) not in self._pulled:
-            own = norm_above(self.slopes, 1).mul_(each)
-            self._pulled[id(each)] = each, self.fine.layout.segment_sum(own)
-        return self._pulled[id(each)][1]
+        return self.fine.layout.segment_sum(self._sizes * each)
+
+    @cached_property
+    def _sizes(self) -> Tensor:
+        """‖r_j‖ from above."""
+        return norm_above(self.slopes, 1)
 
     def each(self) -> Tensor:
         """Return the c_i themselves, (N, d), for stochastic local steps; they stay with clients."""
