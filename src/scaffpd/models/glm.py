@@ -42,18 +42,12 @@ class LinearOracle(RowsOracle):
         super().__init__(rows, ridge, outputs, names)
         self.loss = loss
         self._expected: dict[int, Tensor] = {}
+        self._over_features = FeatureSteps(loss, rows)
+        self._in_samples = SampleSteps(loss, rows, outputs)
 
     @cached_property
     def _streams(self) -> Tensor:
         return streams(self.names, self.rows.share.device)
-
-    @cached_property
-    def _over_features(self) -> FeatureSteps:
-        return FeatureSteps(self.loss, self.rows)
-
-    @cached_property
-    def _in_samples(self) -> SampleSteps:
-        return SampleSteps(self.loss, self.rows, self.outputs)
 
     def constants(self) -> Constants:
         """Return L_i = curvature · λ_max(A_iᵀA_i)/m_i + max l2 and μ_i = min l2."""

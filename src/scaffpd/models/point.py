@@ -390,9 +390,6 @@ def gram(rows: StackedSamples, w: Tensor, positive: bool = True) -> Tensor:
     if A.is_cuda:
         return (w * A).mT @ A.to(w)
     root = (w.sqrt() if positive else w).numpy()
-    if rows.sparse is not None:
-        left = rows.sparse.multiply(root).tocsr()
-        return torch.from_numpy((left.T @ (left if positive else rows.sparse)).toarray())
     if rows.cells is not None and rows.cells.pays(len(A)):
         return rows.cells.gram(w[:, 0])
     out = np.zeros((A.shape[1],) * 2)

@@ -21,7 +21,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
 from torch import Tensor
 
 from scaffpd.models.cells import Cells
@@ -41,9 +40,6 @@ CACHE = 2**17
 STORED = 2**23
 # Binary orders of magnitude between columns up to which one bound on rounding serves them all.
 ALIKE = 4
-# numbers in A from which, and the share of them up to which, zeros are left out of products
-LARGE = 2**22
-SPARSE = 0.05
 # numbers in A from which columns of few values are looked for
 CELLS = 2**18
 
@@ -299,14 +295,6 @@ class StackedSamples:
     y: Tensor
     layout: Ragged
     share: Tensor
-
-    @cached_property
-    def sparse(self) -> csr_array | None:
-        """A without its zeros, if it is large and has few other entries, as one-hot tables."""
-        if self.A.is_cuda or self.A.numel() < LARGE:
-            return None
-        few = int(torch.count_nonzero(self.A)) < SPARSE * self.A.numel()
-        return csr_array(self.A.numpy()) if few else None
 
     @cached_property
     def cells(self) -> Cells | None:
