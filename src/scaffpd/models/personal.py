@@ -110,12 +110,11 @@ class Personal:
         elif self.columns is not None:
             width = cast(LinearOracle, inner).rows.A.shape[1]
             own = torch.from_numpy(self.marked(data.columns, width)).to(data.device)
-        bound = self._bound(cast("LinearOracle | CoxOracle | ModuleOracle", inner), own)
-        return cast(Oracle, bound)
+        return self._bound(cast("LinearOracle | CoxOracle | ModuleOracle", inner), own)
 
     def _bound(
         self, inner: LinearOracle | CoxOracle | ModuleOracle, own: Tensor | None
-    ) -> Envelopes:
+    ) -> PersonalModuleOracle | PersonalOracle:
         """Return clients with personal models; `own` marks what may be personal."""
         if isinstance(inner, ModuleOracle):
             gamma = cast(float, self.strength) / torch.tensor(inner.rows.sizes).to(inner.start())
@@ -144,7 +143,7 @@ class Personal:
         if isinstance(bound, HeldOutModels):
             return cast(Oracle, HeldOutModels(bound.inner, cast(Envelopes, like)))
         assert isinstance(bound, Envelopes)
-        return cast(Oracle, self._bound(bound.inner, bound.marked))
+        return self._bound(bound.inner, bound.marked)
 
     def _layers(self, inner: ModuleOracle) -> Tensor:
         """Mark the entries of x that belong to personal layers."""
