@@ -18,10 +18,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from scaffpd.errors import InputError, positive, real, unknown
+from scaffpd.errors import InputError, first_line, positive, real, unknown
 from scaffpd.models.arrays import Array, dtype_name
 from scaffpd.models.losses import Logistic, Loss, Softmax, Squared
-from scaffpd.models.network import MeanLoss, NetworkFunction, first_line
+from scaffpd.models.network import MeanLoss, NetworkFunction
 from scaffpd.models.network_oracle import Correct, ModuleOracle, StackedRows
 from scaffpd.models.oracle import ClientData, Oracle
 

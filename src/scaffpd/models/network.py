@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
+from scaffpd.errors import first_line
 from scaffpd.models.draws import uniform_at
 from scaffpd.models.losses import Loss
 
@@ -217,8 +218,3 @@ def _derived(
         values = function(leaf, *parts)
         (gradient,) = torch.autograd.grad(values.sum(), leaf)
     return values.detach(), gradient
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of what PyTorch says about an error."""
-    return str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.algorithms.evidence import Strengths
-from scaffpd.errors import InputError
+from scaffpd.errors import InputError, first_line
 from scaffpd.federation import (
     Constants,
     Federation,
@@ -123,10 +123,9 @@ def checked_device(device: str | torch.device) -> torch.device:
         chosen = torch.device(device)
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
-        reason = str(error).strip().split("\n")[0].rstrip(".")
-        reason = (
-            "there is no such kind of device" if reason.startswith("Expected one of") else reason
-        )
+        reason = first_line(error)
+        if reason.startswith("Expected one of"):
+            reason = "there is no such kind of device"
         raise InputError(
             "device-unusable", f"Device {device!r} cannot be used here: {reason}."
         ) from None

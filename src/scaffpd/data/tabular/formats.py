@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from scaffpd.data.tabular.columns import MISSING, is_missing
-from scaffpd.errors import InputError
+from scaffpd.errors import InputError, first_line
 from scaffpd.numbers import several
 
 if TYPE_CHECKING:
@@ -131,9 +131,9 @@ def entry_table(entry: str, frame: DataFrame) -> OpenTable:
     try:
         return OpenTable(Path(entry), pyarrow.Table.from_pandas(frame, preserve_index=False))
     except (pyarrow.ArrowException, ValueError) as error:
-        reason = str(error).strip().split("\n")[0].rstrip(".")
         raise InputError(
-            "frame-unusable", f"The data frame of {entry!r} does not form a table: {reason}."
+            "frame-unusable",
+            f"The data frame of {entry!r} does not form a table: {first_line(error)}.",
         ) from None
 
 
@@ -331,9 +331,8 @@ def _parquet(path: Path, data: bytes) -> ArrowTable:
     try:
         found = parquet.ParquetFile(pyarrow.BufferReader(data)).read()
     except (pyarrow.ArrowException, OSError) as error:
-        reason = str(error).strip().split("\n")[0].rstrip(".")
         raise InputError(
-            "parquet-unreadable", f"{path.name!r} cannot be read as Parquet: {reason}."
+            "parquet-unreadable", f"{path.name!r} cannot be read as Parquet: {first_line(error)}."
         ) from None
     index = (found.schema.pandas_metadata or {}).get("index_columns", [])
     return found.drop_columns([name for name in index if name in found.column_names])
@@ -399,7 +398,7 @@ def stacked(
     except pyarrow.ArrowException as error:
         raise InputError(
             "column-of-two-types",
-            f"The files of {path.name!r} differ: {str(error).split(chr(10))[0].rstrip('.')}.",
+            f"The files of {path.name!r} differ: {first_line(error)}.",
         ) from None
     sizes = [part.num_rows for part in parts]
     ends = np.cumsum(sizes)
