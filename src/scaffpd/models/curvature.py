@@ -110,7 +110,7 @@ class LossHessian:
         self.y = y
         self.z = z
         self.weight = weight
-        self.even = z.shape[2] == 1 or loss.quadratic  # W is a number for every sample
+        self.even = z.shape[2] == 1 or loss.even  # W is a number for every sample
 
     def bent(self, T: Tensor) -> Tensor:
         return self.weight[..., None, None] * self.loss.bend(self.z, self.y, T)
@@ -123,9 +123,9 @@ class LossHessian:
     def factor(self, S: Tensor) -> ManyRows | FewRows:
         """Return S Aᵀ W A S + I in the smaller of rows and features, for S (1 or n, q).
 
-        q are the features, or the features of all outputs where W couples outputs.
+        q are the features, or the features of all outputs where these are not alike.
         """
-        if not self.even:
+        if S.shape[1] > self.A.shape[2]:
             return ManyRows(self.matrix(), S)
         R = self.A * (self.weight * self.loss.bends(self.z, self.y)[..., 0]).sqrt()[..., None]
         return FewRows(R, S) if R.shape[1] < R.shape[2] else ManyRows(R.mT @ R, S)

@@ -95,6 +95,11 @@ class Loss(ABC):
         """Return whether `steepness` differs from sample to sample."""
         return self.per_target != 0
 
+    @property
+    def even(self) -> bool:
+        """Return whether ∂²ℓ/∂z² is a number times the identity, for any outputs."""
+        return False
+
     def steepness(self, y: Tensor) -> Tensor:
         """Bound ∂²ℓ/∂z² of every sample, (samples,)."""
         if self.per_target == 0:
@@ -148,6 +153,10 @@ class Squared(Loss):
                     f"{names[0]!r} has {arrays[0].shape[1]}.",
                 )
         return Targets(arrays, arrays[0].shape[1])
+
+    @property
+    def even(self) -> bool:
+        return type(self).bends is Squared.bends  # a subclass may be any function
 
     def accuracy(self, outputs: int) -> Accuracy:
         """Count one subtraction, one product, and a sum over outputs."""

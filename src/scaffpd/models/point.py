@@ -237,7 +237,7 @@ class LinearPoint:
         A = self.rows.A
         k = self.outputs
         w = self._weighted(weights.to(A)).double()
-        if k == 1 or self.loss.quadratic:
+        if k == 1 or self.loss.even:
             bends = self.loss.bends(self.z, self.rows.y)[:, :1]
             H = torch.kron(gram(self.rows, w * bends), torch.eye(k).to(w))
         else:

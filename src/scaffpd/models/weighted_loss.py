@@ -44,6 +44,10 @@ class Weighted(Loss):
     def uneven(self) -> bool:
         return True
 
+    @property
+    def even(self) -> bool:
+        return self.inner.even
+
     def encode(self, labels: list[Array], names: Sequence[str], classes: int | None) -> Targets:
         """Encode targets of ℓ, exposures > 0 and weights >= 0, not all of them zero."""
         weighted, exposed = self.columns
