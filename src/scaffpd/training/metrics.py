@@ -34,16 +34,9 @@ Weights = Callable[[Array], Array]  # of the clients, given their losses
 class Spread:
     """One measure v_i over all N clients.
 
-    Attributes:
-        mean: over clients, each counting the same.
-        weighted_mean: over samples, so that clients count by their size.
-        worst: of the client that is served worst.
-        best: of the client that is served best.
-        worst_client: its name (the first of several).
-        best_client: its name (the first of several).
-        deviation: the standard deviation over clients.
-        worst_20: the mean over the ⌈N/5⌉ clients that are served worst.
-        best_20: the mean over the ⌈N/5⌉ clients that are served best.
+    `mean` and `deviation` are over clients, each counting the same, `weighted_mean` is over
+    samples. The worst client is the one that is served worst, the first of several; `worst_20` is
+    the mean over the ⌈N/5⌉ that are served worst.
     """
 
     mean: float
@@ -87,13 +80,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Summary:
-    """`ClientScores` in a few numbers.
-
-    Attributes:
-        loss: over the clients' losses (the worst is the largest).
-        score: over the clients' accuracies or concordances (the worst is the smallest); `None` for
-            numbers, which have none.
-    """
+    """`ClientScores` in a few numbers; regression has no score."""
 
     loss: Spread
     score: Spread | None
