@@ -33,6 +33,7 @@ from scaffpd.data.tabular.columns import (
     Matrix,
     Values,
     leaking_columns,
+    numbers_of,
     spelt,
 )
 from scaffpd.data.tabular.encode import ClientRows
@@ -160,18 +161,6 @@ def _exposed(
     return [replace(one, extra=(e / usual, *one.extra)) for e, one in pairs], usual
 
 
-def _numbers_of(columns: Mapping[str, DataColumn], name: str | None) -> Matrix:
-    """Return a column that is no feature; nothing where none is named."""
-    if name is None:
-        return np.empty(0)
-    column = columns[name]
-    if column.kind == CATEGORY:
-        raise InputError(
-            "texts-for-numbers", f"Column {name!r} has text such as {column.categories[0]!r}."
-        )
-    return column.values.astype(np.float64)
-
-
 def _task(source: TableSettings, wanted: Target) -> list[str]:
     """Say how the target was understood, where it could be meant otherwise."""
     if source.task or source.time or (wanted.labels and isinstance(wanted.labels[0], str)):
@@ -278,8 +267,8 @@ def _read(source: TableSettings) -> _Rows:
         tested,
         remarks,
         [found[name] for name in source.groups],
-        _numbers_of(found, source.weight),
-        _numbers_of(found, source.offset),
+        np.empty(0) if source.weight is None else numbers_of(found[source.weight]),
+        np.empty(0) if source.offset is None else numbers_of(found[source.offset]),
         survival,
     )
 

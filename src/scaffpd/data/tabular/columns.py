@@ -122,6 +122,16 @@ def numeric(
     return DataColumn(name, kind, values, note=f"has {odd}, {advice}" if odd else "")
 
 
+def numbers_of(column: DataColumn) -> Matrix:
+    """Return the values of a column that must hold no texts."""
+    if column.kind == CATEGORY:
+        raise InputError(
+            "texts-for-numbers",
+            f"Column {column.name!r} has texts such as {column.categories[0]!r}.",
+        )
+    return column.values.astype(np.float64)
+
+
 def suspected_codes(there: Matrix) -> list[float]:
     """Return numbers that look like codes for missing values.
 
