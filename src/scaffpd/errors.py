@@ -90,6 +90,11 @@ def count(owner: str, name: str, value: Any) -> int:
     return int(value)
 
 
+def first_line(error: Exception) -> str:
+    """Return the first line of what a library says about an error, without its full stop."""
+    return str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
+
+
 def shortened(value: object) -> str:
     """Return a value as Python prints it, cut off if it is long."""
     text = " ".join(repr(value).split())

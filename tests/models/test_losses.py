@@ -319,3 +319,37 @@ def test_a_loss_of_ones_own_is_tried_before_anything_is_certified(
         return
     with pytest.raises(sp.InputError, match=f"The loss 'tried' cannot be certified: {why}"):
         sp.Cohort(data, sp.Linear("tried", l2=0.1))
+
+
+class Unequal(Squared):
+    """ℓ = Σ_k (k + 1)(z_k − y_k)²/4: quadratic, and steeper in later outputs."""
+
+    name = "unequal"
+
+    def _factors(self, z):
+        return torch.arange(1, z.shape[-1] + 1).to(z) / 4
+
+    def value(self, z, y):
+        return (self._factors(z) * (z - y).square()).sum(-1)
+
+    def residual(self, z, y):
+        return 2 * self._factors(z) * (z - y)
+
+    def bends(self, z, y):
+        return (2 * self._factors(z)).expand_as(z)
+
+
+@pytest.mark.parametrize("personal", [False, True])
+def test_a_quadratic_loss_may_be_steeper_in_some_outputs(personal, monkeypatch):
+    monkeypatch.setitem(LOSSES, "unequal", Unequal)
+    random = np.random.default_rng(3)
+    pairs = [(random.standard_normal((9, 3)), random.standard_normal((9, 2))) for _ in range(3)]
+    model = sp.Linear("unequal", l2=0.1)
+    cohort = sp.Cohort(pairs, sp.Personal(model, strength=2.0) if personal else model)
+    x = torch.from_numpy(random.standard_normal(6))
+    at = cohort.gradients(x)
+    w = np.array([0.2, 0.5, 0.3])
+    step = 1e-5 * torch.eye(6, dtype=torch.float64)
+    ends = [[cohort.gradients(x + s * e).sum(w) for e in step] for s in (1, -1)]
+    expected = (torch.stack(ends[0]) - torch.stack(ends[1])) / 2e-5
+    torch.testing.assert_close(at.hessian(w), expected, rtol=1e-6, atol=1e-7)

@@ -10,7 +10,7 @@ from cases.cohorts import pairs
 from cases.reference import ReferenceProblem, reference_optimum, solve
 from cases.refusals import refuses
 from scaffpd.federation import LocalPlan, ProximalPlan
-from scaffpd.models import envelopes, newton
+from scaffpd.models import curvature, envelopes, newton
 
 L2 = 0.05
 LOSSES = ("squared", "logistic", "softmax")
@@ -321,12 +321,14 @@ def envelope_rows(cohort, pairs, batch, key):
     ]
 
 
-@pytest.mark.parametrize(("limit", "value"), [("TOGETHER", 1), ("DENSE", 2)])
-def test_one_client_at_a_time_or_by_conjugate_gradients(limit, value, monkeypatch):
+@pytest.mark.parametrize(
+    ("home", "limit", "value"), [(newton, "TOGETHER", 1), (curvature, "DENSE", 2)]
+)
+def test_one_client_at_a_time_or_by_conjugate_gradients(home, limit, value, monkeypatch):
     pairs = clients("softmax", (7, 12, 3), 6)
     x = torch.as_tensor(np.random.default_rng(2).normal(size=21))
     direct = bound("softmax", pairs).gradients(x)
-    monkeypatch.setattr(newton, limit, value)
+    monkeypatch.setattr(home, limit, value)
     other = bound("softmax", pairs).gradients(x)
     close(other.losses, direct.losses)
     close(other.each(), direct.each())

@@ -90,7 +90,6 @@ def counted(columns: Sequence[Matrix], edges: Sequence[Matrix]) -> Matrix:
 def plainly(
     names: Sequence[str], columns: Sequence[Sequence[Matrix]]
 ) -> tuple[Total, Limits | None]:
-    """Return how to add up what clients count, as it is."""
     return lambda edges: np.sum([counted(own, edges) for own in columns], axis=0), None
 
 
@@ -123,7 +122,6 @@ def _first_edges() -> Matrix:
 
 
 def _cut(edges: Sequence[Matrix], sums: Matrix) -> list[Matrix]:
-    """Cut sums over cells of all columns into columns."""
     return np.split(sums, np.cumsum([len(own) + 1 for own in edges])[:-1], axis=1)
 
 

@@ -12,12 +12,8 @@ scikit-learn's, cut into clients by label skew. `beijing_air` is part of the pac
 
 from __future__ import annotations
 
-import csv
-import io
-import lzma
 from collections.abc import Sequence
 from functools import cache
-from importlib import resources
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +26,8 @@ from scaffpd.data.silos import (
     dirichlet,
     generator,
     held_out,
+    packed,
+    parted,
     standardised,
 )
 from scaffpd.errors import InputError, count, not_installed, real
@@ -94,15 +92,10 @@ def _skewed(
 ) -> Silos:
     """Cut by label skew, hold out rows of every client, and standardise by the training rows."""
     fraction = checked_fraction("A data set", test_fraction)
-    parts = dirichlet(y, clients, alpha, seed, minimum)
+    whole = [(X[rows], y[rows]) for rows in dirichlet(y, clients, alpha, seed, minimum)]
     random = np.random.default_rng([seed, 1])
-    out = [held_out(y[rows], fraction, random) for rows in parts]
-    train = [rows[~gone] for rows, gone in zip(parts, out, strict=True)]
-    test = [rows[gone] for rows, gone in zip(parts, out, strict=True)]
-    chosen = [train, test] if fraction else [train]
-    pairs = [[(X[r], y[r]) for r in rows] for rows in chosen]
-    names = tuple(f"client {i}" for i in range(clients))
-    return standardised(names, pairs, features, factor)
+    parts = parted(whole, [held_out(own, fraction, random) for _, own in whole])
+    return standardised(tuple(f"client {i}" for i in range(clients)), parts, features, factor)
 
 
 def synthetic(
@@ -187,12 +180,11 @@ def beijing_air(new: int = 0, days: int = 40, seed: int = 0) -> Silos:
     names = tuple(np.unique(stations).tolist())
     early = dates < np.datetime64(TEST_YEAR)
     chosen = random.choice(len(names), int(new), replace=False)
-    train = []
-    test = []
-    for k, name in enumerate(names):
-        rows = np.flatnonzero((stations == name) & early)
-        train.append(np.sort(random.permutation(rows)[:few]) if k in chosen else rows)
-        test.append(np.flatnonzero((stations == name) & ~early))
+    train, test = (
+        [np.flatnonzero((stations == name) & part) for name in names] for part in (early, ~early)
+    )
+    for k in sorted(chosen):
+        train[k] = np.sort(random.permutation(train[k])[:few])
     parts = [[(X[r], y[r]) for r in part] for part in (train, test)]
     return standardised(names, parts, (*WEATHER, *MADE), centred=True)
 
@@ -200,9 +192,7 @@ def beijing_air(new: int = 0, days: int = 40, seed: int = 0) -> Silos:
 @cache
 def _daily() -> tuple[NDArray[np.str_], NDArray[np.datetime64], Matrix, Matrix]:
     """Return station, date, columns and target of every day with PM2.5."""
-    file = resources.files("scaffpd.data") / "files" / "beijing_air" / "daily.csv.xz"
-    text = lzma.decompress(file.read_bytes()).decode("ascii")
-    rows = [row for row in csv.DictReader(io.StringIO(text)) if row["pm25"]]
+    rows = [row for row in packed("beijing_air", "daily") if row["pm25"]]
     dates = np.array([row["date"] for row in rows], dtype="datetime64[D]")
     weather = {name: np.array([float(row[name]) for row in rows]) for name in WEATHER}
     day = (dates - dates.astype("datetime64[Y]")).astype(np.float64) + 1

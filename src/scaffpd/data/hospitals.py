@@ -16,7 +16,6 @@ Switzerland's cholesterol is of this kind.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from importlib import resources
 
@@ -29,6 +28,7 @@ from scaffpd.data.silos import (
     checked_fraction,
     generator,
     held_out,
+    parted,
     standardised,
 )
 
@@ -56,20 +56,20 @@ def heart_disease(test_fraction: float = 0.3, seed: int = 0) -> Silos:
     """
     fraction = checked_fraction("heart_disease", test_fraction)
     random = generator("heart_disease", seed)
-    hospitals = [read(name) for name in HOSPITALS]
-    out = [held_out(y, fraction, random) for _, y in hospitals]
-    pairs = list(zip(hospitals, out, strict=True))
-    train = [(raw[~gone], y[~gone]) for (raw, y), gone in pairs]
-    test = [(raw[gone], y[gone]) for (raw, y), gone in pairs]
-    return prepare(train, test if fraction else None)
+    whole = [read(name) for name in HOSPITALS]
+    return prepare(*parted(whole, [held_out(y, fraction, random) for _, y in whole]))
+
+
+def table_of(hospital: str) -> Matrix:
+    """Return the cells of a hospital's file, NaN where missing, with the diagnosis last."""
+    files = resources.files("scaffpd.data") / "files" / "heart_disease"
+    text = (files / f"processed.{hospital}.data").read_text(encoding="ascii").replace("?", "nan")
+    return np.array([line.split(",") for line in text.splitlines()], dtype=np.float64)
 
 
 def read(hospital: str) -> Client:
     """Read the 13 raw columns of one hospital, NaN where missing, and the labels diagnosis > 0."""
-    files = resources.files("scaffpd.data") / "files" / "heart_disease"
-    text = (files / f"processed.{hospital}.data").read_text(encoding="ascii")
-    rows = csv.reader(text.splitlines())
-    table = np.array([[float("nan" if cell == "?" else cell) for cell in row] for row in rows])
+    table = table_of(hospital)
     raw = table[:, :-1]
     for name in ("trestbps", "chol"):
         column = raw[:, COLUMNS.index(name)]
@@ -112,6 +112,5 @@ def encode(raw: Matrix, fill: Matrix) -> Matrix:
 
 
 def _most_frequent(values: Matrix) -> float:
-    """Return the most frequent value, the smallest of several."""
     distinct, counts = np.unique(values, return_counts=True)
     return float(distinct[counts.argmax()])

@@ -8,8 +8,11 @@ Cut one data set into clients whose labels differ.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+import lzma
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from importlib import resources
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,12 @@ from scaffpd.errors import InputError, count, positive, real
 
 Indices = NDArray[np.int64]
 DRAWS = 10_000
+
+
+def packed(folder: str, name: str) -> list[dict[str, str]]:
+    """Return the rows of a compressed CSV file of the package."""
+    file = resources.files("scaffpd.data") / "files" / folder / f"{name}.csv.xz"
+    return list(csv.DictReader(lzma.decompress(file.read_bytes()).decode().splitlines()))
 
 
 def is_missing(value: object) -> bool:
@@ -80,12 +89,8 @@ def dirichlet(
 
 def generator(owner: str, seed: int) -> np.random.Generator:
     """Return a generator of random numbers that the seed, a whole number from zero on, fixes."""
-    if (
-        isinstance(seed, (bool, np.bool_))
-        or not hasattr(seed, "__index__")
-        or np.ndim(seed)
-        or int(seed) < 0
-    ):
+    whole = hasattr(seed, "__index__") and not isinstance(seed, (bool, np.bool_))
+    if not whole or np.ndim(seed) or int(seed) < 0:
         raise InputError(
             "seed-out-of-range", f"{owner} needs a whole number seed >= 0, got {seed!r}."
         )
@@ -94,7 +99,7 @@ def generator(owner: str, seed: int) -> np.random.Generator:
 
 Matrix = NDArray[np.float64]
 Labels = NDArray[np.int64]
-Client = tuple[NDArray[np.float64], NDArray[Any]]  # y: labels, or numbers
+Client = tuple[Matrix, NDArray[Any]]  # y: labels, or numbers
 
 
 @dataclass(frozen=True)
@@ -153,10 +158,17 @@ def held_out(y: Labels, fraction: float, random: np.random.Generator) -> NDArray
     return chosen
 
 
+def parted(clients: Sequence[Client], held: Sequence[NDArray[np.bool_]]) -> list[list[Client]]:
+    """Return all clients' training rows and, if there are any, the rows held out."""
+    pairs = list(zip(clients, held, strict=True))
+    train = [(X[~out], y[~out]) for (X, y), out in pairs]
+    test = [(X[out], y[out]) for (X, y), out in pairs]
+    return [train, test] if any(out.any() for out in held) else [train]
+
+
 def carve(pair: Client, fraction: float, random: np.random.Generator) -> tuple[Client, Client]:
     """Cut rows to fit and to validate, of every label alike; a single row serves as both."""
-    X = np.asarray(pair[0])
-    y = np.asarray(pair[1])
+    X, y = np.asarray(pair[0]), np.asarray(pair[1])
     if len(y) < 2:
         return (X, y), (X, y)
     labels = y if np.issubdtype(y.dtype, np.integer) else np.zeros(len(y), dtype=np.int64)
@@ -165,7 +177,6 @@ def carve(pair: Client, fraction: float, random: np.random.Generator) -> tuple[C
 
 
 def checked_fraction(owner: str, fraction: float) -> float:
-    """Return `fraction` as a float in [0, 1), or refuse it."""
     number = real(owner, "test_fraction", fraction)
     if not 0 <= number < 1:
         raise InputError(
@@ -182,15 +193,16 @@ def standardiser(
     mean = Σ_i Σx / Σ_i n_i,  variance = Σ_i Σ(x − mean)² / Σ_i n_i: two exchanges, so that nothing
     cancels. Rows count by their weights, if they have any. Constant columns get deviation one.
     """
-    if weights is not None:
-        n = sum(float(w.sum()) for w in weights)
-        own = list(zip(weights, parts, strict=True))
-        mean = sum((w @ X for w, X in own), np.zeros(parts[0].shape[1])) / n
-        variance = sum((w @ (X - mean) ** 2 for w, X in own), np.zeros_like(mean)) / n
-    else:
-        n = sum(len(X) for X in parts)
-        mean = sum((X.sum(0) for X in parts), np.zeros(parts[0].shape[1])) / n
-        variance = sum((((X - mean) ** 2).sum(0) for X in parts), np.zeros_like(mean)) / n
+    own = [np.ones(len(X)) for X in parts] if weights is None else weights
+    n = sum(float(w.sum()) for w in own)
+
+    def mean_of(values: Iterable[Matrix]) -> Matrix:
+        # plain sums of rows alike keep the last digit, which the noise of private clients goes by
+        sums = (v.sum(0) if weights is None else w @ v for w, v in zip(own, values, strict=True))
+        return sum(sums, np.zeros(parts[0].shape[1])) / n
+
+    mean = mean_of(parts)
+    variance = mean_of((X - mean) ** 2 for X in parts)
     return mean, unless_constant(mean, np.sqrt(variance), sum(map(len, parts)))
 
 

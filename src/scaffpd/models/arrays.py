@@ -70,7 +70,6 @@ def check_range(names: Sequence[str], sizes: Sequence[int], values: Tensor, what
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Name a number format without its package."""
     return str(dtype).removeprefix("torch.")
 
 

@@ -91,7 +91,6 @@ def _rates(y: Vector, size: Vector) -> tuple[Vector, Vector]:
 
 
 def kaplan_meier(y: Vector) -> Steps:
-    """Return the share that has survived each time."""
     times, rates = _rates(y, np.ones(len(y)))
     return Steps(times, np.asarray(np.cumprod(1 - rates)), 1.0)
 

@@ -43,7 +43,6 @@ class ColumnGroup:
 
     @property
     def cells(self) -> slice:
-        """Which of all cells are the group's."""
         return slice(self.start, self.start + len(self.table))
 
 
@@ -129,12 +128,10 @@ class Cells:
 
     @cached_property
     def width(self) -> int:
-        """Number of columns."""
         return len(self.others) + sum(len(group.columns) for group in self.groups)
 
     @cached_property
     def number(self) -> int:
-        """Number of cells."""
         return sum(len(group.table) for group in self.groups)
 
     def pays(self, rows: int) -> bool:
@@ -143,17 +140,14 @@ class Cells:
         return rows >= self.width and rows * self.width**2 > 2 * self.number**2 * largest
 
     def part(self, first: int, end: int) -> Self:
-        """Return some rows."""
         return replace(self, codes=self.codes[first:end], rest=self.rest[first:end])
 
     def scaled(self, factors: Tensor) -> Self:
-        """Return the rows with all columns times factors."""
         f = factors.numpy()
         groups = tuple(replace(g, table=g.table * f[g.columns]) for g in self.groups)
         return replace(self, groups=groups, rest=self.rest * f[self.others])
 
     def times(self, X: Tensor) -> Tensor:
-        """Return A X."""
         x = X.numpy()
         own = np.concatenate([group.table @ x[group.columns] for group in self.groups])
         out = self.rest @ x[self.others]
@@ -162,12 +156,10 @@ class Cells:
         return torch.from_numpy(out)
 
     def transposed(self, V: Tensor) -> Tensor:
-        """Return AᵀV."""
         v = V.numpy()
         return torch.from_numpy(self._columns(self._sums(v), self.rest.T @ v))
 
     def gram(self, weights: Tensor) -> Tensor:
-        """Return Aᵀ diag(w) A."""
         n = self.number
         pairs = np.zeros((n, n))
         weight = weights.numpy()
@@ -214,7 +206,6 @@ def along(A: Tensor | Cells, X: Tensor) -> Tensor:
 
 
 def back(A: Tensor | Cells, V: Tensor) -> Tensor:
-    """Return A_iᵀV_i, (n, q, k), for V (n, rows, k)."""
     return A.transposed(V[0])[None] if isinstance(A, Cells) else product(A.mT, V)
 
 

@@ -24,14 +24,17 @@ from scaffpd.descent import newton
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Restriction, Vector
 from scaffpd.federation.modes import ModesAt
+from scaffpd.federation.questions import EvaluatedPoint
 from scaffpd.models.arrays import Array
 from scaffpd.models.baseline import concordance
-from scaffpd.models.modes import ClientModes, ManyRows
+from scaffpd.models.curvature import ManyRows
+from scaffpd.models.modes import ClientModes
 from scaffpd.models.newton import Anchor
 from scaffpd.models.numerics import LEAST, SAFE, UNIT, gamma, norm_above
 from scaffpd.models.oracle import StackedDisplacements, shift, step_sizes, stepped
 from scaffpd.models.point import CLIENTS, Ridge
 from scaffpd.models.risk_sets import ENTRY, EVENT, TIME, PartialLikelihood, RiskSets
+from scaffpd.models.rows import RowsOracle
 from scaffpd.models.samples import Levers, PaddedBlock, StackedSamples
 from scaffpd.models.weighted_loss import row_weights
 
@@ -69,7 +72,6 @@ def survival_targets(
 
 
 def refuse_samples() -> NoReturn:
-    """Refuse minibatches."""
     raise InputError(
         "cox-minibatches",
         "Cox's likelihood is no sum over rows, so it has no minibatches: leave batch_size out.",
@@ -77,7 +79,6 @@ def refuse_samples() -> NoReturn:
 
 
 def refuse_powers() -> NoReturn:
-    """Refuse powers of losses."""
     raise InputError(
         "cox-below-zero",
         "Losses of Cox's model fall below zero, which have no powers: use another objective than "
@@ -86,7 +87,6 @@ def refuse_powers() -> NoReturn:
 
 
 def refuse_noise() -> NoReturn:
-    """Refuse differential privacy."""
     raise InputError(
         "private-cox",
         "Cox's likelihood has no gradient of a single record to clip: every record is in the risk "
@@ -95,44 +95,24 @@ def refuse_noise() -> NoReturn:
     )
 
 
-class CoxOracle:
+class CoxOracle(RowsOracle):
     """N clients with Cox's model, all of them at once; in double precision."""
 
-    outputs = 1
-    most_rows: float | None = float("inf")
-
     def __init__(self, rows: StackedSamples, ties: str, ridge: Ridge, names: list[str]) -> None:
-        self.rows = rows
+        super().__init__(rows, ridge, 1, names)
         self.ties = ties
-        self.ridge = ridge
-        self.names = names
-        self.dimension = rows.A.shape[1]
         self.risk = RiskSets(rows.y, rows.layout, ties)
         self.null = PartialLikelihood(self.risk, rows.A.new_zeros(len(rows.A)))
 
-    def start(self) -> Tensor:
-        """Return x⁰ = 0."""
-        return self.rows.A.new_zeros(self.dimension)
-
-    def contents(self) -> list[Tensor]:
-        """Return samples, targets and the clients they belong to."""
-        return [self.rows.A, self.rows.y, self.rows.layout.sizes]
-
     def only(self, clients: list[int]) -> CoxOracle:
-        """Select some of the clients."""
         names = [self.names[i] for i in clients]
         return type(self)(self.rows.only(clients), self.ties, self.ridge, names)
-
-    def using(self, ridge: Ridge) -> CoxOracle:
-        """Return the same clients with another regulariser."""
-        return type(self)(self.rows, self.ties, ridge, self.names)
 
     def steepness(self, lengths: Tensor) -> Tensor:
         """Bound λ_max(∇²ℓ_i) in a metric where rows have these lengths."""
         return self.risk.widest(lengths) / self.rows.layout.sizes
 
     def constants(self) -> Constants:
-        """Return L_i and μ_i = min l2."""
         L = (self.steepness(self.rows.row_norms) + self.ridge.most).cpu().numpy()
         mu = np.full(len(L), self.ridge.least)
         sizes = self.rows.layout.sizes.cpu().numpy()
@@ -144,11 +124,9 @@ class CoxOracle:
         return PartialLikelihood(self.risk, z)
 
     def mean_loss(self, at: PartialLikelihood) -> Tensor:
-        """Return ℓ_i − ℓ_i(0)."""
         return (at.value - self.null.value) / self.rows.layout.sizes
 
     def mean_slope(self, at: PartialLikelihood) -> Tensor:
-        """Return ∇ℓ_i, (N, d)."""
         return self.rows.each((self.rows.share * at.residual)[:, None])[..., 0]
 
     def mean_curvature(self, at: PartialLikelihood, V: Tensor | None = None) -> Tensor:
@@ -164,19 +142,20 @@ class CoxOracle:
     def evaluate(
         self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)
     ) -> CoxPoint:
-        """Evaluate all clients at x."""
         return CoxPoint(self, x) if batch_size is None else refuse_samples()
 
     def losses(
         self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)
     ) -> Tensor:
-        """Return f_i(x)."""
         return self.evaluate(x, batch_size, key).losses
 
     def local_updates(
-        self, x: Tensor, at: CoxPoint | Tensor | None, correction: Tensor | None, plan: LocalPlan
+        self,
+        x: Tensor,
+        at: EvaluatedPoint | Tensor | None,
+        correction: Tensor | None,
+        plan: LocalPlan,
     ) -> StackedDisplacements:
-        """Take J local steps of every client, with all of its rows."""
         if plan.batch_size is not None:
             refuse_samples()
         rates = step_sizes(plan, len(self.names), lambda: self.constants().smoothness, x)
@@ -187,7 +166,6 @@ class CoxOracle:
         return stepped(x, shift(at, correction), rates, plan, slopes)
 
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:
-        """Return f_i(x) and the concordance of every client."""
         loss, right = self.own_scores(x)
         return loss + float(self.ridge.half(x)), right
 
@@ -222,11 +200,9 @@ class CoxPoint(StackedDisplacements):
         return self.oracle.mean_curvature(self.at)
 
     def curvatures(self, V: Tensor) -> Tensor:
-        """Return VᵀH_iV, (N, k, k)."""
         return self.oracle.mean_curvature(self.at, V) + self.ridge.gram(V)
 
     def norms(self) -> Tensor:
-        """Return ‖c_i‖² per client."""
         return self.vectors.square().sum(1)
 
     def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> Restriction[Tensor]:
@@ -235,22 +211,18 @@ class CoxPoint(StackedDisplacements):
         return Restriction(self.vectors @ V, curvature, self.vectors.square() @ (1 / metric))
 
     def hessian(self, weights: Tensor) -> Tensor:
-        """Return Σ_i w_i H_i, in double precision."""
         H: Tensor = torch.tensordot(weights, self.hessians.to(weights), 1)
         H.diagonal().add_(weights.sum() * self.ridge.times(torch.ones_like(H[0])))
         return H
 
     def diagonals(self) -> Tensor:
-        """Return diag H_i, (N, d)."""
         own = self.hessians.diagonal(dim1=1, dim2=2)
         return own + self.ridge.times(torch.ones_like(self.x))
 
     def diagonal(self, weights: Tensor) -> Tensor:
-        """Return Σ_i w_i diag H_i."""
         return weights @ self.diagonals()
 
     def proximal(self, correction: Tensor, plan: ProximalPlan) -> StackedDisplacements:
-        """Return (H_i + βD)⁻¹c."""
         pull = plan.pull * plan.metric + self.ridge.times(torch.ones_like(self.x))
         L = torch.linalg.cholesky_ex(self.hessians + torch.diag(pull))[0]
         found = torch.cholesky_solve(correction.expand(len(L), -1)[..., None], L)
@@ -302,12 +274,10 @@ class CoxPoint(StackedDisplacements):
         return SAFE * error / layout.sizes, eta
 
     def ridged(self, loss: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the errors of the regulariser and of l2 ∘ x in a sum over clients."""
-        d = len(self.x)
-        penalty = SAFE * gamma(d + 8) * self.penalty + d * LEAST * (1 + self.ridge.most)
-        pull = norm_above(self.ridge.times(self.x) / self.ridge.scale, 0)
-        sums = gamma(len(self.oracle.names) + CLIENTS + 8)
-        return loss + penalty + 4 * UNIT * self.losses.abs(), gradient + SAFE * sums * pull
+        """Add the errors of the regulariser, and of the sum with it."""
+        clients = len(self.oracle.names)
+        penalty, pull = self.ridge.rounding(self.x, clients, self.ridge.length(self.x))
+        return loss + penalty + 4 * UNIT * self.losses.abs(), gradient + pull
 
 
 class OwnModels:
@@ -368,11 +338,9 @@ class OwnCoxPoint(CoxPoint):
         return (Q + Q.mT) / 2
 
     def curvatures(self, V: Tensor) -> Tensor:
-        """Return VᵀH_iV, (N, k, k)."""
         return V.mT @ self.hessians @ V + self.ridge.gram(V)
 
     def models(self) -> Tensor:
-        """Return u_i, (N, d)."""
         return self.x + self.found.S * self.w
 
     def rounding(self) -> tuple[Tensor, Tensor]:

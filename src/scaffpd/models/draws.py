@@ -21,7 +21,6 @@ from torch import Tensor
 
 
 def _signed(number: int) -> int:
-    """Convert 64 bits to PyTorch's signed numbers."""
     return number - 2**64 if number >= 2**63 else number
 
 
@@ -71,12 +70,10 @@ def _mixed(z: Tensor) -> Tensor:
 
 
 def streams(names: Sequence[str], device: torch.device | str = "cpu") -> Tensor:
-    """Return every client's seed, from its name."""
     return torch.tensor([_signed(_hash(name)) for name in names], dtype=torch.int64, device=device)
 
 
 def _shifted(z: Tensor, by: int) -> Tensor:
-    """Shift the bits of z down, with zeros from above."""
     return (z >> by).bitwise_and_(2 ** (64 - by) - 1)
 
 

@@ -15,12 +15,13 @@ from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Vector
 from scaffpd.federation.modes import ModesAt
 from scaffpd.federation.questions import EvaluatedPoint
 from scaffpd.models.cox import CoxModes, CoxOracle, CoxPoint, OwnCoxPoint, refuse_samples
+from scaffpd.models.curvature import LossHessian
 from scaffpd.models.draws import Draws, streams
 from scaffpd.models.execution import parallel_map
 from scaffpd.models.glm import LinearOracle
 from scaffpd.models.modes import ClientModes
 from scaffpd.models.network_oracle import ModuleOracle
-from scaffpd.models.newton import Anchor, LossHessian, NewtonPoint, portions
+from scaffpd.models.newton import Anchor, NewtonPoint, portions
 from scaffpd.models.oracle import (
     Oracle,
     StackedDisplacements,
@@ -66,11 +67,9 @@ class Envelopes:
         self._known: Constants | None = None
 
     def start(self) -> Tensor:
-        """Return x⁰."""
         return self.inner.start()
 
     def contents(self) -> list[Tensor]:
-        """Return the data."""
         return self.inner.contents()
 
     def constants(self) -> Constants:
@@ -93,23 +92,19 @@ class Envelopes:
         return self._known
 
     def only(self, clients: list[int]) -> Self:
-        """Select some of the clients."""
         raise NotImplementedError
 
     def evaluate(
         self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)
     ) -> NewtonPoint | OwnCoxPoint | NetworkPoint:
-        """Evaluate F_i and ∇F_i at x; for minibatches, the envelope of their mean loss."""
         raise NotImplementedError
 
     def losses(
         self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)
     ) -> Tensor:
-        """Return F_i(x)."""
         return self.evaluate(x, batch_size, key).losses
 
     def own(self, x: Tensor) -> Tensor:
-        """Return u_i(x), (N, d)."""
         return self.evaluate(x).models()
 
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:
@@ -117,7 +112,6 @@ class Envelopes:
         return own_scores(self.inner, self.own(x))
 
     def _rates(self, plan: LocalPlan) -> Tensor:
-        """Return η_i, (N, 1)."""
 
         def smoothness() -> Vector:
             return self.constants().expected_smoothness(plan.batch_size)
@@ -143,14 +137,12 @@ class PersonalOracle(Envelopes):
         self._last: tuple[Tensor, int, NewtonPoint | OwnCoxPoint] | None = None
 
     def only(self, clients: list[int]) -> Self:
-        """Select some of the clients."""
         anchor = self.anchor.only(clients)
         return type(self)(self.inner.only(clients), self.ridge, anchor, self.marked)
 
     def evaluate(
         self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)
     ) -> NewtonPoint | OwnCoxPoint:
-        """Evaluate F_i and ∇F_i at x; for minibatches, the envelope of their mean loss."""
         if batch_size is not None:
             return self._batch(x, Draws(key, streams(self.names, x.device)).uniform(batch_size))
         if self._last is None or self._last[0] is not x or self._last[1] != x._version:
@@ -158,7 +150,6 @@ class PersonalOracle(Envelopes):
         return self._last[2]
 
     def _point(self, x: Tensor, start: Tensor | None = None) -> NewtonPoint | OwnCoxPoint:
-        """Evaluate F_i, on compressed rows if there are any."""
         if isinstance(self.inner, CoxOracle):
             return OwnCoxPoint(self.inner, self.anchor, self.ridge, x, start)
         few = self.inner.compressed if isinstance(self.inner, QuadraticOracle) else None
@@ -176,11 +167,10 @@ class PersonalOracle(Envelopes):
     def local_updates(
         self,
         x: Tensor,
-        at: NewtonPoint | OwnCoxPoint | Tensor | None,
+        at: EvaluatedPoint | Tensor | None,
         correction: Tensor | None,
         plan: LocalPlan,
     ) -> StackedDisplacements:
-        """Take J local steps of every client; w carries over from step to step."""
         w: Tensor | None = None
         draws = Draws(plan.key, streams(self.names, x.device))
 
@@ -225,7 +215,6 @@ class HeldOutModels:
         self.dimension = inner.dimension
 
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:
-        """Return ℓ_i(u_i) and accuracy, with u_i from the training rows."""
         return own_scores(self.inner, self.training.own(x))
 
 
@@ -237,7 +226,6 @@ class NetworkPoint(StackedPoint):
         self.steps = steps
 
     def models(self) -> Tensor:
-        """Return u_i, (N, d)."""
         return self.x - self.steps
 
 
@@ -254,7 +242,6 @@ class PersonalModuleOracle(Envelopes):
         self.gamma = gamma
 
     def only(self, clients: list[int]) -> Self:
-        """Select some of the clients."""
         chosen = self.inner.only(clients)
         return type(self)(chosen, self.ridge, self.gamma[clients], self.marked)
 
@@ -305,11 +292,10 @@ class PersonalModuleOracle(Envelopes):
     def local_updates(
         self,
         x: Tensor,
-        at: NetworkPoint | Tensor | None,
+        at: EvaluatedPoint | Tensor | None,
         correction: Tensor | None,
         plan: LocalPlan,
     ) -> StackedDisplacements:
-        """Take J local steps of every client, each after its own training."""
         draws = Draws(plan.key, self.inner.streams)
 
         def slopes(U: Tensor) -> Tensor:

@@ -38,11 +38,10 @@ def limit_threads(numbers: float) -> Iterator[None]:
         yield
         return
     token = _allowed.set(before)
-    torch.set_num_threads(1)
     try:
-        yield
+        with one_thread():
+            yield
     finally:
-        torch.set_num_threads(before)
         _allowed.reset(token)
 
 
@@ -58,7 +57,6 @@ def one_thread() -> Iterator[None]:
 
 
 def thread_count() -> int:
-    """Return how many pieces of work may run at a time."""
     return max(_allowed.get(), torch.get_num_threads())
 
 
@@ -120,7 +118,6 @@ class GraphReplay:
         self._forget()
 
     def __reduce__(self) -> tuple[type[GraphReplay], tuple[Callable[..., Tensor]]]:
-        """Leave out the graph: a copy records its own."""
         return GraphReplay, (self.function,)
 
     def _forget(self, key: object = None) -> None:
@@ -129,7 +126,6 @@ class GraphReplay:
         self.recorded: tuple[torch.cuda.CUDAGraph, list[Tensor], Tensor] | None = None
 
     def __call__(self, *tensors: Tensor) -> Tensor:
-        """Compute the function; record or replay it."""
         if not tensors[0].is_cuda:
             return self.function(*tensors)
         key = tuple((t.shape, t.dtype, t.device) for t in tensors)

@@ -6,7 +6,6 @@ c_i = ∇f_i(x) = A_iᵀ r_i / m_i + l2 ∘ x,    r = ∂ℓ/∂z
 
 from __future__ import annotations
 
-from copy import copy
 from functools import cached_property
 from typing import Self
 
@@ -30,44 +29,25 @@ from scaffpd.models.losses import Loss
 from scaffpd.models.numerics import largest_eigenvalues
 from scaffpd.models.oracle import shift
 from scaffpd.models.point import LinearPoint, Ridge
+from scaffpd.models.rows import RowsOracle
 from scaffpd.models.samples import PaddedBlock, StackedSamples
 
 
-class LinearOracle:
+class LinearOracle(RowsOracle):
     """N clients with a linear model: batched matrix products, never a loop over clients."""
-
-    most_rows: float | None = float("inf")
 
     def __init__(
         self, rows: StackedSamples, loss: Loss, ridge: Ridge, outputs: int, names: list[str]
     ) -> None:
-        self.rows = rows
+        super().__init__(rows, ridge, outputs, names)
         self.loss = loss
-        self.ridge = ridge
-        self.outputs = outputs
-        self.names = names
-        self.dimension = rows.A.shape[1] * outputs
         self._expected: dict[int, Tensor] = {}
+        self._over_features = FeatureSteps(loss, rows)
+        self._in_samples = SampleSteps(loss, rows, outputs)
 
     @cached_property
     def _streams(self) -> Tensor:
         return streams(self.names, self.rows.share.device)
-
-    @cached_property
-    def _over_features(self) -> FeatureSteps:
-        return FeatureSteps(self.loss, self.rows)
-
-    @cached_property
-    def _in_samples(self) -> SampleSteps:
-        return SampleSteps(self.loss, self.rows, self.outputs)
-
-    def start(self) -> Tensor:
-        """Return x⁰ = 0."""
-        return self.rows.A.new_zeros(self.dimension)
-
-    def contents(self) -> list[Tensor]:
-        """Return samples, targets and the clients they belong to."""
-        return [self.rows.A, self.rows.y, self.rows.layout.sizes]
 
     def constants(self) -> Constants:
         """Return L_i = curvature · λ_max(A_iᵀA_i)/m_i + max l2 and μ_i = min l2."""
@@ -75,7 +55,7 @@ class LinearOracle:
 
     def _constants(self, bottom: Tensor) -> Constants:
         """Return the constants, for mean losses that are `bottom`-strongly convex."""
-        numbers = (self.smoothness, bottom + self.ridge.least, self.steepest)
+        numbers = (self.smoothness, bottom + self.ridge.least, self._steepest + self.ridge.most)
         L, mu, steepest = (t.double().cpu().numpy() for t in numbers)
         sizes = self.rows.layout.sizes.cpu().numpy()
         return Constants(
@@ -83,20 +63,16 @@ class LinearOracle:
         )
 
     def only(self, clients: list[int]) -> LinearOracle:
-        """Select some of the clients."""
         names = [self.names[i] for i in clients]
         return type(self)(self.rows.only(clients), self.loss, self.ridge, self.outputs, names)
 
     def using(self, ridge: Ridge) -> Self:
-        """Return the same clients with another regulariser, and what is known of their data."""
-        other = copy(self)
-        other.ridge = ridge
+        other = super().using(ridge)
         other._expected = {}
         return other
 
     @property
     def smoothness(self) -> Tensor:
-        """L_i per client."""
         return self._top + self.ridge.most
 
     @cached_property
@@ -112,13 +88,9 @@ class LinearOracle:
         parallel_map(work, self.rows.blocks, tops.device)
         return tops / self.rows.layout.sizes
 
-    @property
-    def steepest(self) -> Tensor:
-        """max_j L_ij per client: the smoothness of its steepest single sample."""
-        return self._steepest_row + self.ridge.most
-
     @cached_property
-    def _steepest_row(self) -> Tensor:
+    def _steepest(self) -> Tensor:
+        """max_j L_ij per client without the regulariser, of its steepest single sample."""
         each = self.loss.steepness(self.rows.y).to(self.rows.norms)
         return self.rows.layout.segment_max(each * self.rows.norms.square())
 
@@ -135,7 +107,6 @@ class LinearOracle:
     def losses(
         self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)
     ) -> Tensor:
-        """Return f_i(x) without forming gradients."""
         point = self.samples(x) if batch_size is None else self.evaluate(x, batch_size, key)
         return point.losses
 
@@ -191,7 +162,6 @@ class LinearOracle:
         return here, self._own(here.each() + shift(at, correction))
 
     def _rows(self) -> StackedSamples:
-        """Return the rows of `evaluate`: a point with them has the gradients of all samples."""
         return self.rows
 
     def rates(self, plan: LocalPlan) -> Tensor:
@@ -208,7 +178,6 @@ class LinearOracle:
         return torch.where(L > 0, plan.scale / L, 0)[:, None, None]
 
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:
-        """Return f_i(x) and the accuracy (NaN for regression)."""
         point = self.samples(x)
         layout = self.rows.layout
         right = self.loss.correct(point.z, self.rows.y)

@@ -22,6 +22,7 @@ from scaffpd.models.periods import at_risk, person_periods
 from scaffpd.models.point import Ridge
 from scaffpd.models.quadratic import QuadraticOracle
 from scaffpd.models.risk_sets import EFRON, TIES
+from scaffpd.models.rows import RowsOracle
 from scaffpd.models.samples import Ragged, StackedSamples
 from scaffpd.models.weighted_loss import Weighted
 from scaffpd.numbers import AUTO as AUTO
@@ -182,7 +183,6 @@ class Linear:
         return model, replace(data, features=rows, labels=labels, columns=None)
 
     def oracle(self, data: ClientData, like: Oracle | None = None) -> Oracle:
-        """Bind to the clients' checked data; x takes its length from `like` if given."""
         if self.periods and data.features[0].ndim == 2:
             model, data = self.by_periods(data)
             return model.oracle(data, like)
@@ -278,7 +278,6 @@ class Linear:
         l2: float | Sequence[float] | None = None,
         strength: float | Sequence[float] | None = None,
     ) -> Linear:
-        """Return the model with another l2; a strength belongs to `Personal`."""
         if strength is not None:
             raise InputError(
                 "model-without-strength",
@@ -287,8 +286,7 @@ class Linear:
         return self if l2 is None else replace(self, l2=l2)
 
     def rebound(self, oracle: Oracle, like: Oracle | None = None) -> Oracle:
-        """Return an oracle of this model's clients with this model's l2."""
-        assert isinstance(oracle, LinearOracle | CoxOracle)
+        assert isinstance(oracle, RowsOracle)
         return oracle.using(
             self.ridge(oracle.rows.A.shape[1], oracle.outputs, oracle.rows.A.device)
         )

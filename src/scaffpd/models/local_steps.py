@@ -43,7 +43,7 @@ from scaffpd.federation import LocalPlan
 from scaffpd.models.draws import Draws
 from scaffpd.models.execution import GraphReplay, parallel_map
 from scaffpd.models.losses import Loss, Squared
-from scaffpd.models.numerics import FEW, Products, product, transposed
+from scaffpd.models.numerics import Products, product, transposed
 from scaffpd.models.oracle import StackedDisplacements
 from scaffpd.models.samples import CACHE, PaddedBlock, StackedSamples
 
@@ -123,7 +123,6 @@ class SpanDisplacements:
         return out.flatten()
 
     def each(self) -> Tensor:
-        """Return the d_i themselves, (N, d)."""
         out = self.p[:, None, None] * self.c
         if self.R is not None:
             out = out + self.rows.each(self.R)
@@ -184,7 +183,7 @@ class LocalProblem:
             yield first, last, self.rows.layout.minibatch(uniform, who)
 
 
-def local_gain(h: Tensor, rate: Tensor | float, steps: int) -> Tensor:
+def local_gain(h: Tensor, rate: Tensor | float, steps: int | Tensor) -> Tensor:
     """Return ϕ(h) = (1 − (1 − η h)^J)/h, accurate for small ηh, and ηJ at h = 0."""
     e = rate * h
     small = e < 0.5
@@ -193,7 +192,7 @@ def local_gain(h: Tensor, rate: Tensor | float, steps: int) -> Tensor:
     return torch.where(h > 0, shrink / torch.where(h > 0, h, 1), rate * steps)
 
 
-def total(keep: Tensor, steps: int) -> Tensor:
+def total(keep: Tensor, steps: int | Tensor) -> Tensor:
     """Return Σ_j keep^j over J steps, for keep <= 1."""
     return local_gain(1 - keep, 1.0, steps)
 
@@ -246,10 +245,8 @@ class SampleSteps:
                 else:
                     places = drawn.rows - rows.layout.starts[who, None, None]
                     weight = counted(places, rates[who, 0] * drawn.weight, m)
-                if faded or push is not None:
-                    p = shares(rates[who], keep[who], first, last)
-                else:  # nothing goes by it
-                    p = rates.new_zeros(last - first, len(who), 1, 1)
+                done = torch.arange(first, last, device=rates.device).view(-1, 1, 1, 1)
+                p = rates[who] * total(keep[who], done)
                 fade = 1 - faded * p if faded else p.new_ones(len(p))
                 R = self._loop(number, block)(R, Z, P, r, weight, p, fade, keep[who])
             block.put(out, R.mT)
@@ -270,19 +267,9 @@ class SampleSteps:
         """Store numbers of samples, filled up to whole registers: a softmax is slow on the rest."""
         m = block.rows.shape[1]
         lanes = REGISTER // self.rows.A.element_size()
-        if self.outputs > 1 and not values.is_cuda and m > FEW and 2 * m >= lanes:
+        if self.outputs > 1 and not values.is_cuda and 2 * m >= lanes:
             values = pad(values, (0, -m % lanes) * axes)
-        return in_layout(values, block)
-
-
-def in_layout(values: Tensor, block: PaddedBlock) -> Tensor:
-    """Store (n, ...) contiguously, client by client; those of a few samples along the clients.
-
-    There one operation on all clients takes the place of one product for each.
-    """
-    if values.is_cuda or block.rows.shape[1] > FEW:
         return values.contiguous()
-    return values.movedim(0, -1).contiguous().movedim(-1, 0)
 
 
 def _sample_loop(
@@ -320,34 +307,12 @@ def _sample_loop(
         out = products.times(R).addcmul_(f, Z)
         if P.ndim:
             out.addcmul_(own, P, value=-1)
-        if products.few:  # seen as they are stored, outputs × (samples and clients)
-            flat = (values.movedim(0, -1).flatten(1) for values in (out, y))
-            rho = loss.across(*flat)
-            rho = rho.view(*Z.shape[1:], -1).movedim(-1, 0)
-        else:
-            rho = loss.across(out, y)
+        rho = loss.across(out, y)
         if r.ndim:
             rho = rho.sub_(r)
         rho = rho.mul_(w)
         torch.addcmul(rho, keep, R, out=R)
     return R
-
-
-def shares(rate: Tensor, keep: Tensor, first: int, last: int) -> Tensor:
-    """Return p = η Σ_j keep^j before each of the steps from `first` to `last`, (steps, n, 1, 1).
-
-    By doubling: p after j + k steps is η Σ_{i<k} keep^i + keep^k p_j.
-    """
-    out = rate.new_empty(last - first, *keep.shape)
-    out[0] = rate * total(keep, first)
-    power = keep
-    k = 1
-    while k < len(out):
-        torch.addcmul(rate, power, out[: len(out) - k][:k], out=out[k : 2 * k])
-        rate = torch.addcmul(rate, power, rate)
-        power = power * power
-        k *= 2
-    return out
 
 
 def counted(positions: Tensor, share: Tensor, m: int) -> Tensor:
@@ -375,33 +340,29 @@ class FeatureSteps:
         self._loop = GraphReplay(partial(_minibatch_loop, loss, rows.A))
 
     def run(self, problem: LocalProblem) -> StackedDisplacements:
-        """Take the steps of all clients."""
         n, k = len(problem.rates), problem.z.shape[1]
         features = self.rows.A.shape[1]
         out = problem.z.new_empty(n, k, features)
         c = problem.c.expand(n, features, k).mT
-        keep = problem.keep
 
-        def push(who: Tensor) -> Tensor:
+        def work(piece: PaddedBlock | Tensor) -> None:
+            who = piece if isinstance(piece, Tensor) else piece.clients
             # One output is a transposed column, whose strides cost a product six times its time;
             # `contiguous` leaves them.
-            return (problem.rates[who] * c[who]).clone(memory_format=torch.contiguous_format)
-
-        def full(block: PaddedBlock) -> None:
-            who = block.clients
-            out[who] = self._full(problem, block, push(who), keep[who])
-
-        def minibatches(who: Tensor) -> None:
-            out[who] = self._minibatches(problem, who, push(who), keep[who])
+            push = (problem.rates[who] * c[who]).clone(memory_format=torch.contiguous_format)
+            if isinstance(piece, Tensor):
+                out[who] = self._minibatches(problem, who, push, problem.keep[who])
+            else:
+                out[who] = self._full(problem, piece, push, problem.keep[who])
 
         b = problem.plan.batch_size
         if b is None:
-            parallel_map(full, self.rows.blocks, out.device)
+            parallel_map(work, self.rows.blocks, out.device)
         else:
             # Pieces of clients whose minibatches fit into a cache; a GPU takes all at once.
             size = max(1, CACHE // (b * features)) if out.device.type == "cpu" else n
             pieces = torch.split(torch.arange(n, device=out.device), size)
-            parallel_map(minibatches, pieces, out.device)
+            parallel_map(work, pieces, out.device)
         return StackedDisplacements(out.mT.flatten(1))
 
     def _full(

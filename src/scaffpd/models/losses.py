@@ -95,6 +95,11 @@ class Loss(ABC):
         """Return whether `steepness` differs from sample to sample."""
         return self.per_target != 0
 
+    @property
+    def even(self) -> bool:
+        """Return whether ∂²ℓ/∂z² is a number times the identity, for any outputs."""
+        return False
+
     def steepness(self, y: Tensor) -> Tensor:
         """Bound ∂²ℓ/∂z² of every sample, (samples,)."""
         if self.per_target == 0:
@@ -149,6 +154,10 @@ class Squared(Loss):
                 )
         return Targets(arrays, arrays[0].shape[1])
 
+    @property
+    def even(self) -> bool:
+        return type(self).bends is Squared.bends  # a subclass may be any function
+
     def accuracy(self, outputs: int) -> Accuracy:
         """Count one subtraction, one product, and a sum over outputs."""
         return Accuracy(outputs + 8, 0, 8, 0)
@@ -163,7 +172,6 @@ class Squared(Loss):
         return (z - y).mul_(2)
 
     def bends(self, z: Tensor, y: Tensor) -> Tensor:
-        """Return 2 everywhere."""
         return torch.full_like(z, 2.0)
 
     def correct(self, z: Tensor, y: Tensor) -> Tensor | None:
@@ -269,7 +277,6 @@ class Softmax(Loss):
         return p * (1 - p)
 
     def link(self, mean: NDArray[np.float64], least: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return logarithms."""
         return np.log(np.maximum(mean, least))
 
     def correct(self, z: Tensor, y: Tensor) -> Tensor | None:
@@ -354,7 +361,6 @@ LOSSES: dict[str, type[Loss]] = {loss.name: loss for loss in BUILT_IN}
 
 
 def loss_named(name: str) -> Loss:
-    """Return the loss of that name; else raise with the nearest valid name."""
     if not isinstance(name, str) or name not in LOSSES:
         raise unknown("loss", name, LOSSES)
     return LOSSES[name]()

@@ -1,18 +1,12 @@
 r"""The clients' own modes around x, and what strengths by evidence need of them (`ModesAt`).
 
 In v = T^{-½}(u − x), with S = T^½ (0 for a shared coefficient), client i minimises
-Σ_rows ℓ(⟨a, x + S v⟩, y)/s + ½‖v‖². With H_i = RᵀR its Hessian in u, the minimum is a function of
-x with gradient Aᵀℓ'/s and Hessian Q_i, in features where a client has many rows, and else in
-samples (K = R S):
-
-    M = I + S H S = LLᵀ,   Z = L⁻¹S H,   J = M⁻¹S H = L⁻ᵀZ,   Q = H − H S J = H − ZᵀZ
-    G = I + K Kᵀ,    J = KᵀG⁻¹R,    Q = RᵀG⁻¹R,    log det G = log det M
-    1 − V_jj/τ_j = S_j J_jj,   (B C Bᵀ)_jj/τ_j = (J C Jᵀ)_jj,   v moves by −J δ with x by δ
+Σ_rows ℓ(⟨a, x + S v⟩, y)/s + ½‖v‖². With H_i its Hessian in u, the minimum is a function of x with
+gradient Aᵀℓ'/s and Hessian Q_i (`curvature.py`).
 """
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -22,14 +16,14 @@ from scaffpd.descent import newton
 from scaffpd.federation.modes import ModesAt
 from scaffpd.federation.questions import Vectors
 from scaffpd.models.cells import Cells, along, back
+from scaffpd.models.curvature import FewRows, LossHessian, ManyRows
 from scaffpd.models.execution import parallel_map
 from scaffpd.models.glm import LinearOracle
-from scaffpd.models.newton import CorrectionProblem, LossHessian
+from scaffpd.models.newton import CorrectionProblem
 from scaffpd.models.quadratic import QuadraticOracle
 from scaffpd.models.samples import CACHE, PaddedBlock, StackedSamples
 from scaffpd.models.weighted_loss import Weighted
 
-SMALL = 32  # columns up to which a product is faster as a whole
 THIRD = 1e-4  # step of the difference that third derivatives of a loss are taken by
 # Decrease of a Newton step, in nats a row, after which the curvature is still known.
 STALE = 1e-6
@@ -37,87 +31,6 @@ STALE = 1e-6
 STORED = 2**27
 # Blocks whose sums of matrices are in memory at a time.
 TOGETHER = 16
-
-
-class ManyRows:
-    """A client's curvature in the space of features: H (n, q, q); S is (1 or n, q)."""
-
-    def __init__(self, H: Tensor, S: Tensor) -> None:
-        self.S = S
-        self.H = H
-        M = S[..., None] * H * S[:, None]
-        M.diagonal(dim1=1, dim2=2).add_(1)
-        self.L = torch.linalg.cholesky_ex(M)[0]
-
-    def solve(self, B: Tensor) -> Tensor:
-        """Return M⁻¹B."""
-        return torch.cholesky_solve(B, self.L)
-
-    @cached_property
-    def half(self) -> Tensor:
-        """Z = L⁻¹SH."""
-        half: Tensor = torch.linalg.solve_triangular(
-            self.L, self.S[..., None] * self.H, upper=False
-        )
-        return half
-
-    @cached_property
-    def change(self) -> Tensor:
-        """J = L⁻ᵀZ."""
-        J: Tensor = torch.linalg.solve_triangular(self.L.mT, self.half, upper=True)
-        return J
-
-    @property
-    def freedom(self) -> Tensor:
-        """1 − V_jj/τ_j = 1 − (M⁻¹)_jj, (n, q)."""
-        return 1 - torch.cholesky_inverse(self.L).diagonal(dim1=1, dim2=2)
-
-    def curvature(self, weights: Tensor) -> Tensor:
-        """Return Σ_i w_i Q_i."""
-        w = weights[:, None, None]
-        return (w * self.H).sum(0) - (w * self.half).flatten(0, 1).mT @ self.half.flatten(0, 1)
-
-    def spread(self, C: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the change of v, (n, q, r), and 1 − (V + BCBᵀ)_jj/τ_j, (n, q)."""
-        J = self.change
-        chance = (_turned(J, C) * J).sum(2)
-        return -(J @ step), self.S * J.diagonal(dim1=1, dim2=2) - chance
-
-
-class FewRows:
-    """A client's curvature in the space of samples: R (n, m, q) with H = RᵀR; S is (1 or n, q)."""
-
-    def __init__(self, R: Tensor, S: Tensor) -> None:
-        self.R = R
-        self.K = R * S[:, None]
-        G = self.K @ self.K.mT
-        G.diagonal(dim1=1, dim2=2).add_(1)
-        self.L = torch.linalg.cholesky_ex(G)[0]
-
-    def solve(self, B: Tensor) -> Tensor:
-        """Return M⁻¹B = B − KᵀG⁻¹KB."""
-        return B - self.K.mT @ torch.cholesky_solve(self.K @ B, self.L)
-
-    @property
-    def change(self) -> Tensor:
-        """J = KᵀG⁻¹R."""
-        return self.K.mT @ torch.cholesky_solve(self.R, self.L)
-
-    @property
-    def freedom(self) -> Tensor:
-        """1 − V_jj/τ_j, (n, q)."""
-        return (torch.cholesky_solve(self.K, self.L) * self.K).sum(1)
-
-    def curvature(self, weights: Tensor) -> Tensor:
-        """Return Σ_i w_i Q_i."""
-        Z: Tensor = torch.linalg.solve_triangular(self.L, self.R, upper=False)
-        return (weights[:, None, None] * Z).flatten(0, 1).mT @ Z.flatten(0, 1)
-
-    def spread(self, C: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the change of v, (n, q, r), and 1 − (V + BCBᵀ)_jj/τ_j, (n, q)."""
-        Z = torch.cholesky_solve(self.R, self.L)
-        chance = (_turned(Z, C) @ Z.mT) @ self.K
-        return -(self.K.mT @ (Z @ step)), self.freedom - (chance * self.K).sum(1)
 
 
 class Solved(NamedTuple):
@@ -224,14 +137,9 @@ class ModeRows:
     def factor(
         self, A: Tensor | Cells, y: Tensor, weight: Tensor, p: Tensor, S: Tensor
     ) -> ManyRows | FewRows:
-        """Return the curvature at predictions p."""
         if isinstance(A, Cells):
             return ManyRows(A.gram((weight * self.loss.bends(p, y)[..., 0])[0])[None], S)
-        if self.coupled > 1:
-            y = self.loss.dense(y, self.outputs, A.dtype)
-            return ManyRows(LossHessian(self.loss, A, y, p, weight).matrix(), S)
-        R = A * (weight * self.loss.bends(p, y)[..., 0]).sqrt()[..., None]
-        return FewRows(R, S) if R.shape[1] < R.shape[2] else ManyRows(_gram(R), S)
+        return LossHessian(self.loss, A, y, p, weight).factor(S)
 
 
 class ClientModes:
@@ -277,7 +185,6 @@ class ClientModes:
         return A, y, weight / self.scale
 
     def _solve(self, block: PaddedBlock) -> None:
-        """Find u_i."""
         who = block.clients
         A, y, weight = self._rows(block)
         before = (self._stored or {}).get(block.number)
@@ -322,7 +229,6 @@ class ClientModes:
         self.gradient[who] += (k - pulled)[..., 0]
 
     def _near(self, block: PaddedBlock) -> ManyRows | FewRows:
-        """Return the matrices of a block, at its u_i if they are not stored."""
         if self._stored is not None:
             return self._stored[block.number]
         A, y, weight = self._rows(block)
@@ -330,7 +236,6 @@ class ClientModes:
         return self.samples.factor(A, y, weight, along(A, u), self.S[None])
 
     def modes(self) -> dict[str, Vectors]:
-        """Return the parts of the answer to `ModesAt`."""
         q = len(self.S)
         eye = torch.eye(len(self.v), dtype=torch.float64, device=self.v.device)
         return {
@@ -378,7 +283,6 @@ class ClientModes:
         return _held(torch.stack([squares, self.v.shape[2] * chance], 1))
 
     def own(self, C: Tensor, step: Tensor, L: Tensor) -> Vectors:
-        """Return the answer to `OwnCoefficients`."""
         q = len(self.S)
         found = self.v.new_empty(len(self.v), 2, q)
         eye = torch.eye(q, dtype=torch.float64, device=self.v.device)
@@ -394,24 +298,6 @@ class ClientModes:
 
         parallel_map(work, self.blocks, self.v.device)
         return _held(found)
-
-
-def _gram(R: Tensor) -> Tensor:
-    """Return R_iᵀR_i; one of the two blocks off the diagonal is the other's transpose."""
-    half = R.shape[2] // 2
-    if half < SMALL:
-        return R.mT @ R
-    H = R.new_empty(len(R), R.shape[2], R.shape[2])
-    left = R[..., :half]
-    H[:, :half, :half] = left.mT @ left
-    H[:, half:] = R[..., half:].mT @ R
-    H[:, :half, half:] = H[:, half:, :half].mT
-    return H
-
-
-def _turned(Z: Tensor, C: Tensor) -> Tensor:
-    """Return Z_i C by one product; a batched one would copy C for every client."""
-    return (Z.reshape(-1, Z.shape[2]) @ C).view(Z.shape)
 
 
 def _held(each: Tensor) -> Vectors:

@@ -18,10 +18,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from scaffpd.errors import InputError, positive, real, unknown
+from scaffpd.errors import InputError, first_line, positive, real, unknown
 from scaffpd.models.arrays import Array, dtype_name
 from scaffpd.models.losses import Logistic, Loss, Softmax, Squared
-from scaffpd.models.network import MeanLoss, NetworkFunction, first_line
+from scaffpd.models.network import MeanLoss, NetworkFunction
 from scaffpd.models.network_oracle import Correct, ModuleOracle, StackedRows
 from scaffpd.models.oracle import ClientData, Oracle
 
@@ -119,7 +119,6 @@ class Module:
         return ", ".join(parts) + ")"
 
     def network(self, x: ArrayLike | Tensor) -> nn.Module:
-        """Return a copy of the network with the parameters x."""
         network = copy.deepcopy(self.module)
         trained = [p for p in network.parameters() if p.requires_grad]
         flat = torch.as_tensor(x).detach()
@@ -136,7 +135,6 @@ class Module:
         return network
 
     def oracle(self, data: ClientData, like: Oracle | None = None) -> Oracle:
-        """Bind to the clients' checked data."""
         network = copy.deepcopy(self.module).to(device=data.device, dtype=data.dtype)
         kind = next(p for p in network.parameters() if p.requires_grad).dtype
         named = LOSSES[self.loss]() if isinstance(self.loss, str) else None
@@ -195,7 +193,6 @@ def _stacked(arrays: list[Array], device: torch.device, dtype: torch.dtype) -> T
 
 
 def _try_out(function: NetworkFunction, X: Tensor) -> Tensor:
-    """Return the network's outputs on a few samples, or refuse with the reason."""
     x = function.start()
     try:
         with torch.no_grad():
@@ -244,7 +241,6 @@ def _encoded(
 
 
 def _try_out_loss(loss: MeanLoss, outputs: Tensor, y: Tensor) -> None:
-    """Refuse a user's loss that fails, or is no mean."""
     try:
         value = loss(outputs, y)
     except FAILURES as error:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
+from scaffpd.errors import first_line
 from scaffpd.models.draws import uniform_at
 from scaffpd.models.losses import Loss
 
@@ -43,7 +44,6 @@ class SeededDropout(nn.Module):
         self.register_buffer("seed", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, X: Tensor) -> Tensor:
-        """Drop entries, or whole channels, and scale up the others."""
         shape = (*X.shape[:2], *(1 for _ in X.shape[2:])) if self.whole else X.shape
         # a stream for every layer: layers of one network must not share their masks
         numbers = uniform_at(self.seed + self.layer * 1_000_003, shape)
@@ -102,7 +102,6 @@ class NetworkFunction:
         return torch.cat([p.detach().flatten() for p in self.parameters.values()])
 
     def unflatten(self, x: Tensor) -> dict[str, Tensor]:
-        """Split a flat x into the network's named parameters."""
         parts = zip(self.parameters.items(), torch.split(x, self.sizes), strict=True)
         return {name: part.view(p.shape) for (name, p), part in parts}
 
@@ -219,8 +218,3 @@ def _derived(
         values = function(leaf, *parts)
         (gradient,) = torch.autograd.grad(values.sum(), leaf)
     return values.detach(), gradient
-
-
-def first_line(error: Exception) -> str:
-    """Return the first line of what PyTorch says about an error."""
-    return str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__

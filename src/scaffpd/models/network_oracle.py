@@ -17,11 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from scaffpd.federation import Constants, LocalPlan, Vector
+from scaffpd.federation.questions import EvaluatedPoint
 from scaffpd.models.draws import Draws, streams
 from scaffpd.models.execution import GraphReplay, parallel_map, thread_count
 from scaffpd.models.network import ROOM, NetworkFunction
 from scaffpd.models.numerics import random_direction
 from scaffpd.models.oracle import StackedDisplacements, StackedPoint, shift, step_sizes
+from scaffpd.models.samples import PaddedBlock
 
 Correct = Callable[[Tensor, Tensor], Tensor | None]
 Rows = Sequence[Tensor | None]  # of every client: numbers of its rows, or `None` for all
@@ -54,33 +56,16 @@ class StackedRows:
         self.starts = starts
 
     def only(self, clients: list[int]) -> StackedRows:
-        """Select some of the clients."""
         sizes = [self.sizes[i] for i in clients]
         return StackedRows(self.X, self.y, sizes, self.starts[clients])
 
     def each(self) -> list[tuple[Tensor, Tensor]]:
-        """Return features and targets of every client."""
         spans = zip(self.starts.tolist(), self.sizes, strict=True)
         return [(self.X[i : i + m], self.y[i : i + m]) for i, m in spans]
 
     def numbers(self, client: int, own: Tensor | None) -> Tensor:
-        """Return where a client's rows are in the stack."""
         inside = torch.arange(self.sizes[client], device=self.X.device) if own is None else own
         return self.starts[client] + inside
-
-
-class RowGroup(NamedTuple):
-    """Rows of some clients that are processed at once, padded to the longest.
-
-    Attributes:
-        who: the clients, (n,).
-        rows: their rows in the stack, (n, c).
-        weight: 1/m_i, and 0 for padding, (n, c).
-    """
-
-    who: Tensor
-    rows: Tensor
-    weight: Tensor
 
 
 class StepInputs(NamedTuple):
@@ -140,7 +125,6 @@ class ModuleOracle:
 
     @property
     def network(self) -> nn.Module:
-        """Network as used in losses."""
         return self.function.network
 
     def start(self) -> Tensor:
@@ -148,12 +132,10 @@ class ModuleOracle:
         return self.function.start()
 
     def contents(self) -> list[Tensor]:
-        """Return the network's parameters and buffers, and the samples."""
         rows = self.rows.each()
         return [*self.network.state_dict().values(), *(X for X, _ in rows), *(y for _, y in rows)]
 
     def only(self, clients: list[int]) -> ModuleOracle:
-        """Select some of the clients."""
         chosen = copy.copy(self)
         chosen.rows = self.rows.only(clients)
         chosen.names = [self.names[i] for i in clients]
@@ -193,7 +175,6 @@ class ModuleOracle:
     # ------------------------------------------------------------------ which rows go together
 
     def drawn(self, batch_size: int | None, draws: Draws) -> list[Tensor | None]:
-        """Draw a batch of every client, as linear models do; `None` stands for all rows."""
         if batch_size is None:
             return [None] * len(self.names)
         uniform = draws.uniform(batch_size)
@@ -230,7 +211,7 @@ class ModuleOracle:
         if group:
             yield group
 
-    def _pieces(self, rows: Rows) -> Iterator[RowGroup]:
+    def _pieces(self, rows: Rows) -> Iterator[PaddedBlock]:
         """Yield the given rows, a group of clients and a chunk of rows at a time."""
         pairs = zip(self.rows.sizes, rows, strict=True)
         lengths = [m if own is None else len(own) for m, own in pairs]
@@ -246,7 +227,7 @@ class ModuleOracle:
             step = CHUNK if exact or self.function.named is not None else longest
             for first in range(0, longest, step):
                 part = slice(first, first + step)
-                yield RowGroup(who, numbers[:, part], weight[:, part])
+                yield PaddedBlock(who, numbers[:, part], weight[:, part])
 
     def sums(self, x: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
         """Return f_i and ∇f_i over the given rows, at one x or at each client's own, (N, d)."""
@@ -254,12 +235,12 @@ class ModuleOracle:
         self._settle(flat if x.ndim == 1 else flat[0])
         losses = flat.new_zeros(len(rows))
         gradients = flat.new_zeros(len(rows), self.dimension)
-        for who, numbers, weight in self._pieces(rows):
-            points = flat if flat.ndim == 1 else flat[who]
-            X = self.rows.X[numbers]
-            values, own = self.function.gradients(points, X, self.rows.y[numbers], weight)
-            losses.index_add_(0, who, values)
-            gradients.index_add_(0, who, own)
+        for piece in self._pieces(rows):
+            points = flat if flat.ndim == 1 else flat[piece.clients]
+            X, y = self.rows.X[piece.rows], self.rows.y[piece.rows]
+            values, own = self.function.gradients(points, X, y, piece.weight)
+            losses.index_add_(0, piece.clients, values)
+            gradients.index_add_(0, piece.clients, own)
         return losses + self.l2 / 2 * flat.square().sum(-1), gradients + self.l2 * flat
 
     # ------------------------------------------------------------------ answers of the clients
@@ -267,65 +248,52 @@ class ModuleOracle:
     def evaluate(
         self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)
     ) -> StackedPoint:
-        """Evaluate losses and gradients of all clients at x."""
         rows = self.drawn(batch_size, Draws(key, self.streams))
         return StackedPoint(x, *self.sums(x, rows))
 
     def losses(
         self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)
     ) -> Tensor:
-        """Return f_i(x) without the gradients."""
         values = x.new_zeros(len(self.names))
         rows = self.drawn(batch_size, Draws(key, self.streams))
-        for i, output, y, share in self._predicted(x, rows):
-            values[i] += self._mean(output, y) * share
+        for i, output, y, weight in self._predicted(x, rows):
+            values[i] += self.function.weighted(output, y, weight)
         return values + self.l2 / 2 * x.square().sum()
 
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:
-        """Return f_i(x), and the accuracy if there are classes (else NaN)."""
         values = x.new_zeros(len(self.names))
         right = torch.zeros(len(self.names), dtype=torch.float64, device=x.device)
-        for i, output, y, share in self._predicted(x, [None] * len(right)):
+        for i, output, y, weight in self._predicted(x, [None] * len(right)):
             correct = self.correct(output, y)
-            values[i] += self._mean(output, y) * share
+            values[i] += self.function.weighted(output, y, weight)
             right[i] += float("nan") if correct is None else correct.sum()
         losses = (values + self.l2 / 2 * x.square().sum()).double().cpu().numpy()
         return losses, right.cpu().numpy() / np.array(self.rows.sizes)
 
-    def _mean(self, output: Tensor, y: Tensor) -> Tensor:
-        return self.function.weighted(output, y, output.new_full((len(y),), 1 / len(y)))
-
-    def _predicted(self, x: Tensor, rows: Rows) -> Iterator[tuple[int, Tensor, Tensor, float]]:
-        """Yield outputs, targets and their share of a client's rows, many clients in a pass."""
-        waiting: list[tuple[int, Tensor, float]] = []
-        for i, own in enumerate(rows):
-            numbers = self.rows.numbers(i, own)
-            for part in torch.split(numbers, CHUNK):
-                if waiting and sum(len(n) for _, n, _ in waiting) + len(part) > CHUNK:
-                    yield from self._passed(x, waiting)
-                    waiting = []
-                waiting.append((i, part, len(part) / len(numbers)))
-        yield from self._passed(x, waiting)
-
     @torch.no_grad()
-    def _passed(
-        self, x: Tensor, parts: list[tuple[int, Tensor, float]]
-    ) -> list[tuple[int, Tensor, Tensor, float]]:
-        numbers = torch.cat([part for _, part, _ in parts])
-        lengths = [len(part) for _, part, _ in parts]
-        outputs = torch.split(self.function.outputs(x, self.rows.X[numbers]), lengths)
-        targets = torch.split(self.rows.y[numbers], lengths)
-        found = zip(parts, outputs, targets, strict=True)
-        return [(i, output, y, share) for (i, _, share), output, y in found]
+    def _predicted(self, x: Tensor, rows: Rows) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
+        """Yield outputs, targets and weights 1/m_i of a client's rows, many clients in a pass."""
+        numbers = [self.rows.numbers(i, own) for i, own in enumerate(rows)]
+        parts = [(i, part) for i, own in enumerate(numbers) for part in torch.split(own, CHUNK)]
+        first = 0
+        for end in range(1, len(parts) + 1):
+            if end < len(parts) and sum(len(n) for _, n in parts[first : end + 1]) <= CHUNK:
+                continue
+            lengths = [len(part) for _, part in parts[first:end]]
+            picked = torch.cat([part for _, part in parts[first:end]])
+            outputs = torch.split(self.function.outputs(x, self.rows.X[picked]), lengths)
+            targets = torch.split(self.rows.y[picked], lengths)
+            for (i, part), output, y in zip(parts[first:end], outputs, targets, strict=True):
+                yield i, output, y, output.new_full((len(part),), 1 / len(numbers[i]))
+            first = end
 
     def local_updates(
         self,
         x: Tensor,
-        at: StackedPoint | Tensor | None,
+        at: EvaluatedPoint | Tensor | None,
         correction: Tensor | None,
         plan: LocalPlan,
     ) -> StackedDisplacements:
-        """Take J local steps of every client, a group of clients at a time."""
         n = len(self.names)
         each = x.new_zeros(n, len(x))
         pull = each + shift(at, correction)

@@ -25,7 +25,6 @@ the ridge (`Ridge`): there columns, and √γ_ik, are divided by s_k.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -35,14 +34,14 @@ from torch import Tensor
 from scaffpd.descent import newton
 from scaffpd.errors import InputError
 from scaffpd.models.cells import Cells, along, back
+from scaffpd.models.curvature import LossHessian
 from scaffpd.models.execution import parallel_map
 from scaffpd.models.losses import Loss, Squared
-from scaffpd.models.numerics import SAFE, SINGLE, UNIT, gamma, norm_above, regularised
-from scaffpd.models.point import LinearPoint, Ridge, steepness
+from scaffpd.models.numerics import SAFE, SINGLE, UNIT, gamma, norm_above
+from scaffpd.models.point import LinearPoint, Ridge, rounded, steepness
 from scaffpd.models.quadratic import Compressed
 from scaffpd.models.samples import Levers, PaddedBlock, Reach, StackedSamples
 
-DENSE = 300  # most unknowns for Newton steps by Cholesky; above that, by conjugate gradients
 TOGETHER = 2**24  # numbers in the matrices of clients that are solved together
 COLUMNS = 2**24  # numbers in the products of all rows with some columns
 
@@ -72,7 +71,6 @@ class Anchor:
         return (self.gamma if self.own is None else self.gamma[:, self.own]).rsqrt()
 
     def only(self, who: list[int]) -> Anchor:
-        """Select some of the clients."""
         return Anchor(self.gamma[who])
 
     def part(self, A: Tensor, who: Tensor) -> Tensor:
@@ -107,86 +105,6 @@ class Anchor:
         own, tied, across = (Levers.of(rows, *pair) for pair in pairs)
         self._levers[:] = [(plain, (own, tied, across))]
         return self._levers[0][1]
-
-
-class LossHessian:
-    """Hessian AᵀWA of n clients' mean losses, for samples A, predictions z and targets y."""
-
-    def __init__(self, loss: Loss, A: Tensor, y: Tensor, z: Tensor, weight: Tensor) -> None:
-        self.loss = loss
-        self.A = A
-        self.y = y
-        self.z = z
-        self.weight = weight
-        self.even = z.shape[2] == 1 or isinstance(loss, Squared)  # W is a number for every sample
-
-    def bent(self, T: Tensor) -> Tensor:
-        """Return W T for T (n, m, k, c)."""
-        return self.weight[..., None, None] * self.loss.bend(self.z, self.y, T)
-
-    def times(self, V: Tensor) -> Tensor:
-        """Return AᵀWA V for V (n, features, k, c)."""
-        T = (self.A @ V.flatten(2)).view(*self.z.shape, V.shape[3])
-        return (self.A.mT @ self.bent(T).flatten(2)).view_as(V)
-
-    def solver(
-        self, e: Tensor | None = None, goal: Tensor | float = 1e-10
-    ) -> Callable[[Tensor], Tensor]:
-        """Return B ↦ (AᵀWA + diag(e))⁻¹B, exact or up to a goal.
-
-        e is (n, features or 1, 1), ones if not given; B (n, features, k, c).
-        """
-        n, m, features = self.A.shape
-        k = self.z.shape[2]
-        e = (self.A.new_ones(n, 1, 1) if e is None else e).expand(n, features, 1)
-        if self.even and min(m, features) <= 4 * DENSE:
-            R = self.A * (self.weight * self.loss.bends(self.z, self.y)[..., 0]).sqrt()[..., None]
-            solve = regularised(R, e)
-            return lambda B: solve(B.flatten(2)).view(B.shape)
-        if features * k <= DENSE:
-            H = self.matrix() + torch.diag_embed(e.expand(n, features, k).reshape(n, -1))
-            L = torch.linalg.cholesky_ex(H)[0]
-            return lambda B: torch.cholesky_solve(B.reshape(*H.shape[:2], -1), L).view(B.shape)
-        return lambda B: self._conjugate(e[..., None], B, goal)
-
-    def matrix(self) -> Tensor:
-        """Return AᵀWA as (n, features·k, features·k), output by output."""
-        (n, _, features), k = self.A.shape, self.z.shape[2]
-        W = self.bent(
-            torch.eye(k, dtype=self.z.dtype, device=self.z.device).expand(*self.z.shape, k)
-        )
-        H = self.A.new_empty(n, features, k, features, k)
-        for a in range(k):
-            for b in range(a + 1):
-                H[:, :, a, :, b] = (self.A * W[..., a, b, None]).mT @ self.A
-                H[:, :, b, :, a] = H[:, :, a, :, b]
-        return H.view(n, features * k, features * k)
-
-    def _conjugate(self, e: Tensor, B: Tensor, goal: Tensor | float) -> Tensor:
-        """Solve by conjugate gradients, for all clients and columns at once."""
-
-        def inner(a: Tensor, b: Tensor) -> Tensor:
-            return (a * b).sum((1, 2), keepdim=True)
-
-        solution = torch.zeros_like(B)
-        left = B.clone()
-        ahead = left / e
-        size = inner(left, left / e)
-        goal = goal**2 * size
-        for _ in range(10 * DENSE):
-            if bool((size <= goal).all()):
-                break
-            turned = self.times(ahead) + e * ahead
-            bottom = inner(ahead, turned)
-            step = torch.where(bottom > 0, size / torch.where(bottom > 0, bottom, 1), 0)
-            solution = solution + step * ahead
-            left = left - step * turned
-            last = size
-            size = inner(left, left / e)
-            ahead = (
-                left / e + torch.where(last > 0, size / torch.where(last > 0, last, 1), 0) * ahead
-            )
-        return solution
 
 
 class NewtonPoint(LinearPoint):
@@ -289,7 +207,6 @@ class NewtonPoint(LinearPoint):
         return out
 
     def diagonal(self, weights: Tensor) -> Tensor:
-        """Return Σ_i w_i diag H_i."""
         return weights @ self.diagonals()
 
     def diagonals(self) -> Tensor:
@@ -324,7 +241,7 @@ class NewtonPoint(LinearPoint):
         plain, reach, off = self._residual()
         loss, gradient = self.arithmetic(reach)
         n = self.x.numel() + max(self.rows.layout.lengths)
-        unit = UNIT if self._format() == 0 else SINGLE
+        unit = UNIT if rounded(self.x) == 0 else SINGLE
         loss = loss + SAFE * (gamma(n + 16) + 4 * unit) * self.losses.abs()
         if self.compressed is not None:  # like `CompressedPoint.rounding`, at u
             more = self.compressed.off(reach)
@@ -366,13 +283,11 @@ class CorrectionProblem:
         self.targets = y
 
     def value(self, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the objective and the predictions."""
         p = self.z + along(self.A, v)
         mean = (self.loss.value(p, self.targets) * self.weight).sum(1)
         return mean + v.square().sum((1, 2)) / 2, p
 
     def gradient(self, v: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the derivative in v, and the weighted residuals."""
         r = self.weight[..., None] * self.loss.residual(p, self.y)
         return back(self.A, r) + v, r
 

@@ -66,19 +66,11 @@ def gram(B: Tensor) -> tuple[Tensor, int]:
     n, rows, columns = B.shape
     block = max(columns, math.isqrt(rows), 1)
     if rows < 2 * block:
-        return squared(B), rows
+        return B.mT @ B, rows
     cut = rows - rows % block
-    G = squared(B[:, :cut].reshape(-1, block, columns)).view(n, -1, columns, columns).sum(1)
-    return G + squared(B[:, cut:]) if cut < rows else G, block + rows // block + 1
-
-
-@quiet
-def squared(B: Tensor) -> Tensor:
-    """Return BᵀB of n matrices; small ones by NumPy, in half of the time of torch.bmm."""
-    if B.is_cuda or B.shape[1] * B.shape[2] ** 2 > ALONE:
-        return B.mT @ B
-    array = B.numpy()
-    return torch.from_numpy(np.matmul(array.transpose(0, 2, 1), array))
+    head, tail = B[:, :cut].reshape(-1, block, columns), B[:, cut:]
+    G = (head.mT @ head).view(n, -1, columns, columns).sum(1)
+    return G + tail.mT @ tail, block + rows // block + 1
 
 
 def triangle_of(B: Tensor) -> tuple[Tensor, Tensor]:
@@ -125,7 +117,7 @@ def extreme_values(A: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     if rows < columns:
         return largest_eigenvalues(A), noise.new_zeros(len(A), dtype=torch.float64)
     A = A.double()
-    G = squared(A)
+    G = A.mT @ A
     trace = norm_above(A, (1, 2)).square()
     w = torch.linalg.eigvalsh(G).clamp_min(0)
     slack = SAFE * (gamma(rows + 2) + 2 * gamma(columns + 4)) * trace
@@ -165,22 +157,6 @@ def power_iteration(
     return 1.02 * value
 
 
-def regularised(R: Tensor, e: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return B ↦ (R_iᵀR_i + E_i)⁻¹B of n clients, by Cholesky in the smaller of rows and features.
-
-    R is (n, m, d), e the diagonal of E, (n or 1, d, 1), B (n, d, k).
-    (RᵀR + E)⁻¹ = E⁻¹ − E⁻¹Rᵀ(I + RE⁻¹Rᵀ)⁻¹RE⁻¹.
-    """
-    if R.shape[1] >= R.shape[2]:  # if x is not finite, neither is the result
-        L = torch.linalg.cholesky_ex(R.mT @ R + torch.diag_embed(e[..., 0]))[0]
-        return lambda B: torch.cholesky_solve(B, L)
-    inside = torch.eye(R.shape[1], dtype=R.dtype, device=R.device) + (R / e.mT) @ R.mT
-    L = torch.linalg.cholesky_ex(inside)[0]
-    return lambda B: (B - R.mT @ torch.cholesky_solve(R @ (B / e), L)) / e
-
-
-# Samples of a client up to which its inner products are multiplied number by number.
-FEW = 4
 # Numbers that are converted to double precision at a time: on a CPU they stay in the cache.
 PIECE = {"cpu": 2**16, "cuda": 2**24}
 
@@ -197,7 +173,6 @@ class DoubleProducts:
         self.double = A.dtype == torch.float64
 
     def times(self, X: Tensor) -> Tensor:
-        """Return A X."""
         if self.double:
             return self.A @ X
         return torch.cat([piece @ X.double() for piece in self._pieces()])
@@ -245,7 +220,7 @@ class Products:
     """Products R A_i and D A_iᵀ of n clients, in buffers that the next such product overwrites.
 
     On a CPU, NumPy's loop over BLAS takes down to an eighth of the time of torch.bmm for small
-    matrices; inner products of a few samples go number by number, for all clients at once.
+    matrices.
     """
 
     def __init__(self, A: Tensor, k: int) -> None:
@@ -254,8 +229,7 @@ class Products:
         self.out = A.new_empty(n, k, m)
         self.own = A.new_empty(n, k, features)
         most = ALONE if k > 1 else ALONE_VECTOR
-        self.few = not A.is_cuda and m == features <= FEW
-        self.small = not A.is_cuda and not self.few and k * m * features <= most
+        self.small = not A.is_cuda and k * m * features <= most
         if self.small:
             self.arrays = A.numpy(), self.out.numpy(), self.own.numpy()
 
@@ -271,11 +245,6 @@ class Products:
 
     def times(self, R: Tensor) -> Tensor:
         """Return R A_i, (n, k, features), for R (n, k, m)."""
-        if self.few:
-            out = torch.zeros_like(R)
-            for one, row in zip(R.unbind(2), self.A.unbind(1), strict=True):
-                out.addcmul_(one[..., None], row[:, None])
-            return out
         if not self.small:
             return torch.bmm(R, self.A, out=self.own)
         own = self.arrays[1] if R is self.out else R.numpy()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -26,16 +26,13 @@ class StackedDisplacements:
         self.vectors = vectors
 
     def sum(self, weights: Tensor) -> Tensor:
-        """Return Σ_i w_i d_i."""
         return weights @ self.vectors
 
     def each(self) -> Tensor:
-        """Return the d_i themselves."""
         return self.vectors
 
 
 def refuse_curvature(*_: object) -> NoReturn:
-    """Refuse a question about second derivatives."""
     raise InputError(
         "no-second-derivatives",
         "Networks and private clients provide no second derivatives: use ScaffPD or another method "
@@ -55,11 +52,9 @@ class StackedPoint(StackedDisplacements):
         self.gradients = gradients
 
     def norms(self) -> Tensor:
-        """Return ‖c_i‖² per client."""
         return torch.einsum("nd,nd->n", self.gradients, self.gradients)
 
     def rounding(self) -> tuple[Tensor, Tensor]:
-        """Return infinite bounds."""
         unbounded = torch.full_like(self.losses, float("inf"))
         return unbounded, unbounded
 
@@ -128,7 +123,11 @@ class Oracle(Protocol):
         """Evaluate all clients at x."""
 
     def local_updates(
-        self, x: Tensor, at: Any, correction: Tensor | None, plan: LocalPlan
+        self,
+        x: Tensor,
+        at: EvaluatedPoint | Tensor | None,
+        correction: Tensor | None,
+        plan: LocalPlan,
     ) -> Displacements:
         """Take all clients' local steps u ← u − η_i (g_i(u) − c_i + correction + μ(u − x)) from x.
 

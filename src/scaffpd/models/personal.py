@@ -110,12 +110,11 @@ class Personal:
         elif self.columns is not None:
             width = cast(LinearOracle, inner).rows.A.shape[1]
             own = torch.from_numpy(self.marked(data.columns, width)).to(data.device)
-        bound = self._bound(cast("LinearOracle | CoxOracle | ModuleOracle", inner), own)
-        return cast(Oracle, bound)
+        return self._bound(cast("LinearOracle | CoxOracle | ModuleOracle", inner), own)
 
     def _bound(
         self, inner: LinearOracle | CoxOracle | ModuleOracle, own: Tensor | None
-    ) -> Envelopes:
+    ) -> PersonalModuleOracle | PersonalOracle:
         """Return clients with personal models; `own` marks what may be personal."""
         if isinstance(inner, ModuleOracle):
             gamma = cast(float, self.strength) / torch.tensor(inner.rows.sizes).to(inner.start())
@@ -136,17 +135,15 @@ class Personal:
         l2: float | Sequence[float] | None = None,
         strength: float | Sequence[float] | None = None,
     ) -> Personal:
-        """Return the model with another l2 or another strength."""
         model = self.model if l2 is None else replace(self.model, l2=cast(float, l2))
         return replace(self, model=model, strength=self.strength if strength is None else strength)
 
     def rebound(self, oracle: Oracle, like: Oracle | None = None) -> Oracle:
-        """Return an oracle of this model's clients with this model's l2 and strength."""
         bound: object = oracle
         if isinstance(bound, HeldOutModels):
             return cast(Oracle, HeldOutModels(bound.inner, cast(Envelopes, like)))
         assert isinstance(bound, Envelopes)
-        return cast(Oracle, self._bound(bound.inner, bound.marked))
+        return self._bound(bound.inner, bound.marked)
 
     def _layers(self, inner: ModuleOracle) -> Tensor:
         """Mark the entries of x that belong to personal layers."""
@@ -185,11 +182,11 @@ def base_of(model: Any) -> Any:
     return model.model if isinstance(model, Personal) else model
 
 
-def regulariser(model: Any, x: NDArray[np.float64]) -> float:
+def regulariser(model: object, x: NDArray[np.float64]) -> float:
     """Return the regulariser at x that `evaluate` includes: none if the model is `Personal`."""
     if isinstance(model, Personal):
         return 0.0
-    l2 = np.asarray(each_of(getattr(model, "model", model).l2), dtype=np.float64)
+    l2 = np.asarray(each_of(base_of(getattr(model, "model", model)).l2), dtype=np.float64)
     return float(l2 @ np.square(x).reshape(len(l2), -1).sum(1)) / 2
 
 

@@ -22,7 +22,6 @@ from scaffpd.models.numerics import (
     product,
     quiet,
     root_above,
-    squared,
     transposed,
 )
 from scaffpd.models.samples import SHORT, Levers, Reach, StackedSamples
@@ -56,12 +55,10 @@ class Ridge:
         return (self.l2 * x).to(x.dtype)
 
     def half(self, x: Tensor) -> Tensor:
-        """Return ½ Σ_j l2_j x_j² along the last axis, in double precision."""
         return squares(x, self.l2) / 2
 
     @cached_property
     def scale(self) -> Tensor | float:
-        """The s_j."""
         if not isinstance(self.l2, Tensor) or self.least == 0:
             return 1.0
         return (self.l2 / self.least).sqrt()
@@ -85,8 +82,19 @@ class Ridge:
             self._levers[key] = rows, Levers.of(rows, norms, plain)
         return self._levers[key][1]
 
+    def rounding(
+        self, x: Tensor, clients: int, length: Tensor | float
+    ) -> tuple[Tensor, Tensor | float]:
+        """Bound the errors of `half`, and of l2 ∘ x in a sum over clients, for ‖s ∘ x‖ ≤ length."""
+        d = len(x)
+        additions = d if d <= SHORT else 2 * math.isqrt(d) + 4  # as in `squares`
+        penalty = SAFE * gamma(additions + 8) * self.half(x) + d * LEAST * (1 + self.most)
+        pull = self.least * length  # ‖l2 ∘ x / s‖, for l2 = least · s²
+        if self.least == 0:
+            pull = norm_above(self.times(x.double()), 0)
+        return penalty, SAFE * (gamma(clients + CLIENTS + 8) + rounded(x)) * pull
+
     def gram(self, V: Tensor) -> Tensor:
-        """Return Vᵀ diag(l2) V."""
         return V.mT @ self.times(V.mT).mT
 
     def shaped(self, x: Tensor) -> Tensor:
@@ -125,7 +133,6 @@ class LinearPoint:
         self.x = x
         self.outputs = outputs
         self.fine = fine
-        self._pulled: dict[int, tuple[Tensor, Tensor]] = {}
         self.penalty = ridge.half(x)
         self.predictions, values = self._evaluated()
         self.z = self.predictions.to(x.dtype)
@@ -171,7 +178,6 @@ class LinearPoint:
         return (out + weights.sum() * self.ridge.times(self.x.double())).to(self.x.dtype)
 
     def _weighted(self, weights: Tensor) -> Tensor:
-        """Return w_i/m_i per row, (M, 1)."""
         return (weights[self.rows.layout.owner] * self.rows.share)[:, None]
 
     def _along(self, V: Tensor) -> Tensor:
@@ -199,7 +205,6 @@ class LinearPoint:
         return Restriction(self._slopes(V, T), curvature, self.norms(1 / metric))
 
     def bend(self, T: Tensor) -> Tensor:
-        """Return ∂²ℓ/∂z² T for T (M, k, c)."""
         return self.loss.bend(self.z, self.rows.y, T)
 
     def curvatures(self, V: Tensor) -> Tensor:
@@ -214,7 +219,8 @@ class LinearPoint:
             bends = self.loss.bends(self.z, self.rows.y)
             for block in self.rows.blocks:
                 root = (block.weight[..., None] * block.of(bends)).sqrt()
-                out[block.clients] = squared(self.rows.of(block)[0] * root)
+                R = self.rows.of(block)[0] * root
+                out[block.clients] = R.mT @ R
             out.diagonal(dim1=1, dim2=2).add_(self.ridge.times(torch.ones_like(self.x)))
             return out
         out = self.ridge.gram(V).repeat(len(self.rows.layout), 1, 1)
@@ -231,7 +237,7 @@ class LinearPoint:
         A = self.rows.A
         k = self.outputs
         w = self._weighted(weights.to(A)).double()
-        if k == 1 or self.loss.quadratic:
+        if k == 1 or self.loss.even:
             bends = self.loss.bends(self.z, self.rows.y)[:, :1]
             H = torch.kron(gram(self.rows, w * bends), torch.eye(k).to(w))
         else:
@@ -246,19 +252,16 @@ class LinearPoint:
         return H
 
     def times(self, V: Tensor, weights: Tensor) -> Tensor:
-        """Return Σ_i w_i H_i V for V (d, c)."""
         bent = self._weighted(weights)[..., None] * self.bend(self._along(V))
         out = transposed(self.rows.A, bent.flatten(1)).reshape(V.shape)
         return out + weights.sum() * self.ridge.times(V.mT).mT
 
     def diagonal(self, weights: Tensor) -> Tensor:
-        """Return Σ_i w_i diag H_i."""
         bends = self._weighted(weights) * self.loss.bends(self.z, self.rows.y)
         ridge = self.ridge.times(torch.ones_like(self.x))
         return (self.rows.A.square().mT @ bends).flatten() + weights.sum() * ridge
 
     def diagonals(self) -> Tensor:
-        """Return every client's diag H_i, (N, d)."""
         bends = self.loss.bends(self.z, self.rows.y)
         out = bends.new_empty(len(self.rows.layout), self.rows.A.shape[1], self.outputs)
         for block in self.rows.blocks:
@@ -272,15 +275,9 @@ class LinearPoint:
         return self.ridged(*self.arithmetic(() if self.fine is None else self.reach))
 
     def ridged(self, loss: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the errors of the regulariser and of l2 ∘ x in a sum over clients."""
-        d = len(self.x)
-        additions = d if d <= SHORT else 2 * math.isqrt(d) + 4  # as in `squares`
-        penalty = SAFE * gamma(additions + 8) * self.penalty + d * LEAST * (1 + self.ridge.most)
-        pull = self.ridge.least * self.size  # ‖l2 ∘ x / s‖, for l2 = least · s²
-        if self.ridge.least == 0:
-            pull = norm_above(self.ridge.times(self.x.double()), 0)
-        sums = gamma(len(self.rows.layout) + CLIENTS + 8) + self._format()
-        return loss + penalty, gradient + SAFE * sums * pull
+        """Add the errors of the regulariser."""
+        penalty, pull = self.ridge.rounding(self.x, len(self.rows.layout), self.size)
+        return loss + penalty, gradient + pull
 
     @cached_property
     def size(self) -> Tensor | float:
@@ -341,7 +338,6 @@ class LinearPoint:
 
     @quiet
     def slope_error(self, reach: Sequence[Reach]) -> Tensor:
-        """Bound δc of `arithmetic`."""
         assert self.fine is not None
         _, _, slope, jump = (UNIT * error for error in self.loss.accuracy(self.outputs))
         curvature = array(steepness(self.loss, self.fine))
@@ -349,26 +345,24 @@ class LinearPoint:
         tiny = LEAST * features * self.outputs * len(reach)
         sums = gamma(rows + 4) + gamma(CLIENTS)
         levers = reach[0].levers
-        gradient = (slope + sums + self._format()) * array(self._pulls(levers.each))
+        gradient = (slope + sums + rounded(self.x)) * array(self._pulls(levers.each))
         gradient = gradient + array(levers.mean) * (curvature * tiny + 2 * jump)
         for size, levers in reach:
             k = gamma(features + 4) * array(size)
             gradient = gradient + (curvature * k) * array(levers.cross)
-        least = LEAST if self._format() == 0 else 2.0**-126
+        least = LEAST if rounded(self.x) == 0 else 2.0**-126
         underflow: float = rows * least * (features * self.outputs) ** 0.5
         return torch.from_numpy(SAFE * gradient + underflow).to(self.losses)
 
     def _pulls(self, each: Tensor) -> Tensor:
         """Return every client's mean of ‖a_j‖‖r_j‖, for ‖a_j‖/m_i."""
         assert self.fine is not None
-        if id(each) not in self._pulled:
-            own = norm_above(self.slopes, 1).mul_(each)
-            self._pulled[id(each)] = each, self.fine.layout.segment_sum(own)
-        return self._pulled[id(each)][1]
+        return self.fine.layout.segment_sum(self._sizes * each)
 
-    def _format(self) -> float:
-        """Rounding of vectors and weights in the format of x: λ_i, r_i, c_i, l2 x and their sum."""
-        return 0.0 if self.x.dtype == torch.float64 else 4 * SINGLE
+    @cached_property
+    def _sizes(self) -> Tensor:
+        """‖r_j‖ from above."""
+        return norm_above(self.slopes, 1)
 
     def each(self) -> Tensor:
         """Return the c_i themselves, (N, d), for stochastic local steps; they stay with clients."""
@@ -382,6 +376,11 @@ class LinearPoint:
         return own.add(self.ridge.times(self.x))
 
 
+def rounded(x: Tensor) -> float:
+    """Rounding of vectors and weights in the format of x: λ_i, r_i, c_i, l2 x and their sum."""
+    return 0.0 if x.dtype == torch.float64 else 4 * SINGLE
+
+
 def gram(rows: StackedSamples, w: Tensor, positive: bool = True) -> Tensor:
     """Return Aᵀ diag(w) A in double precision, in pieces that stay in a cache.
 
@@ -391,9 +390,6 @@ def gram(rows: StackedSamples, w: Tensor, positive: bool = True) -> Tensor:
     if A.is_cuda:
         return (w * A).mT @ A.to(w)
     root = (w.sqrt() if positive else w).numpy()
-    if rows.sparse is not None:
-        left = rows.sparse.multiply(root).tocsr()
-        return torch.from_numpy((left.T @ (left if positive else rows.sparse)).toarray())
     if rows.cells is not None and rows.cells.pays(len(A)):
         return rows.cells.gram(w[:, 0])
     out = np.zeros((A.shape[1],) * 2)
@@ -406,7 +402,6 @@ def gram(rows: StackedSamples, w: Tensor, positive: bool = True) -> Tensor:
 
 
 def array(numbers: Tensor | float) -> Vector | float:
-    """Return numbers for NumPy."""
     return numbers.cpu().numpy() if isinstance(numbers, Tensor) else numbers
 
 

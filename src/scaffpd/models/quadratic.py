@@ -89,7 +89,6 @@ class Compressed:
         return SAFE * self.noise * delta.square(), 2 * SAFE * self.noise * last * delta
 
     def only(self, clients: list[int]) -> Compressed:
-        """Select some of the clients."""
         rows = self.rows.only(clients)
         fine = rows if self.fine is self.rows else self.fine.only(clients)
         return Compressed(rows, fine, self.constant[clients], self.noise[clients], self.fewer)
@@ -131,7 +130,6 @@ def compress(rows: StackedSamples) -> Compressed:
 
 
 def in_format(fine: StackedSamples, dtype: torch.dtype) -> StackedSamples:
-    """Convert the rows to another number format."""
     if dtype == torch.float64:
         return fine
     layout = Ragged(fine.layout.lengths, fine.A.device, dtype)
@@ -167,7 +165,6 @@ class Rotated:
     norms: Tensor
 
     def only(self, clients: list[int]) -> Rotated:
-        """Select some of the clients."""
         picked = self.rows.layout.rows_of(clients)
         return Rotated(self.rows.only(clients), self.eigenvalues[picked], self.norms[picked])
 
@@ -208,7 +205,7 @@ def orthogonal_rows(A: Tensor) -> Tensor:
     wide = m < features
     B = A.mT if wide else A
     size = max(1, PIECE // (n * B.shape[2]))
-    G = sum(numerics.squared(piece.double()) for piece in torch.split(B, size, 1))
+    G = sum(piece.mT @ piece for piece in map(Tensor.double, torch.split(B, size, 1)))
     s, U = torch.linalg.eigh(G)
     s = s.flip(1)
     U = U.flip(2)
@@ -273,7 +270,6 @@ class QuadraticOracle(LinearOracle):
         return self._constants(self.spectrum[1])
 
     def only(self, clients: list[int]) -> QuadraticOracle:
-        """Select some of the clients, without another decomposition."""
         names = [self.names[i] for i in clients]
         rows = self.rows.only(clients)
         chosen = QuadraticOracle(rows, self.loss, self.ridge, self.outputs, names)
@@ -283,7 +279,6 @@ class QuadraticOracle(LinearOracle):
         return chosen
 
     def using(self, ridge: Ridge) -> Self:
-        """Return the same clients with another regulariser, without another decomposition."""
         self.compressed, self.spectrum  # noqa: B018  # computed once for all
         other = super().using(ridge)
         other._gains = None

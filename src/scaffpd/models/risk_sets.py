@@ -39,7 +39,6 @@ class LogSums(NamedTuple):
     mean: Tensor
 
     def joined(self, other: LogSums) -> LogSums:
-        """Return the sums of both."""
         log = torch.logaddexp(self.log, other.log)
         if not self.mean.shape[-1]:
             return LogSums(log, self.mean)
@@ -47,7 +46,6 @@ class LogSums(NamedTuple):
         return LogSums(log, self.mean + share[..., None] * (other.mean - self.mean))
 
     def at(self, place: Tensor) -> LogSums:
-        """Select places."""
         return LogSums(self.log[place], self.mean[place])
 
     def scaled(self, log: Tensor) -> LogSums:
@@ -56,7 +54,6 @@ class LogSums(NamedTuple):
 
 
 def collected(terms: LogSums, place: Tensor, size: int) -> LogSums:
-    """Add up terms at each of `size` places."""
     z, columns = terms
     top = z.new_full((size,), NONE).scatter_reduce_(0, place, z, "amax")
     top = torch.where(torch.isfinite(top), top, 0)
@@ -70,7 +67,6 @@ def collected(terms: LogSums, place: Tensor, size: int) -> LogSums:
 
 
 def nothing(size: int, like: LogSums) -> LogSums:
-    """Return empty sums."""
     return LogSums(like.log.new_full((size,), NONE), like.mean.new_zeros(size, like.mean.shape[1]))
 
 
@@ -211,7 +207,6 @@ class RiskSets:
         return torch.split(values[self.order], self.layout.lengths)
 
     def added(self, terms: Tensor) -> Tensor:
-        """Return sums over the terms of every client."""
         return terms.new_zeros(len(self.layout)).index_add_(0, self.owner, terms)
 
 
@@ -238,7 +233,6 @@ class PartialLikelihood:
 
     @cached_property
     def value(self) -> Tensor:
-        """n_i ℓ_i."""
         return self.risk.added(self.risk.v * self.gaps)
 
     def _spread(self, columns: Tensor) -> tuple[Tensor, Tensor]:
@@ -255,7 +249,6 @@ class PartialLikelihood:
 
     @cached_property
     def q(self) -> Tensor:
-        """q_j."""
         return self._spread(self.z.new_zeros(len(self.log_sums), 0))[0]
 
     @cached_property

@@ -21,7 +21,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
 from torch import Tensor
 
 from scaffpd.models.cells import Cells
@@ -41,9 +40,6 @@ CACHE = 2**17
 STORED = 2**23
 # Binary orders of magnitude between columns up to which one bound on rounding serves them all.
 ALIKE = 4
-# numbers in A from which, and the share of them up to which, zeros are left out of products
-LARGE = 2**22
-SPARSE = 0.05
 # numbers in A from which columns of few values are looked for
 CELLS = 2**18
 
@@ -67,7 +63,6 @@ class PaddedBlock:
     number: int | None = None
 
     def of(self, stack: Tensor) -> Tensor:
-        """Return the block's part of a stack (M, ...), (n, m, ...): a view if nothing is padded."""
         if self.first is None:
             return stack[self.rows]
         part = stack[self.first : self.first + self.rows.numel()]
@@ -100,12 +95,10 @@ class Ragged:
 
     @cached_property
     def owner(self) -> Tensor:
-        """The client of each row."""
         clients = torch.arange(len(self), device=self.sizes.device)
         return torch.repeat_interleave(clients, self.sizes)
 
     def rows_of(self, clients: list[int]) -> Tensor:
-        """Return the row numbers of some clients, one client after the other."""
         sizes = self.sizes[clients]
         ends = torch.cumsum(sizes, 0)
         rows = torch.arange(int(ends[-1]) if clients else 0, device=sizes.device)
@@ -113,31 +106,20 @@ class Ragged:
 
     def put(self, stack: Tensor, clients: Tensor, values: Tensor) -> None:
         """Write the rows of some clients, (n, ≥ m, ...), into a stack; skip rows they lack."""
-        if self.equal:
-            whole = stack.view(len(self), self.smallest, *stack.shape[1:])
-            whole[clients] = values[:, : self.smallest]
-            return
         position = torch.arange(values.shape[1], device=self.sizes.device)
         inside = position < self.sizes[clients, None]
         stack[(self.starts[clients, None] + position)[inside]] = values[inside]
 
     def scaled(self, rows: Tensor, values: Tensor) -> Tensor:
         """Multiply the rows of each client, (M, k), by its number, (N,)."""
-        if self.equal:
-            blocks = rows.view(len(self), self.smallest, -1)
-            return (blocks * values[:, None, None]).view_as(rows)
         return rows * values[self.owner][:, None]
 
     def segment_sum(self, rows: Tensor) -> Tensor:
-        """Return Σ over each client's rows: (M, ...) → (N, ...)."""
         if self.equal:
             return rows.view(len(self), self.smallest, *rows.shape[1:]).sum(1)
         return torch.segment_reduce(rows, "sum", lengths=self.sizes, unsafe=True)
 
     def segment_max(self, rows: Tensor) -> Tensor:
-        """Return the largest of each client's rows."""
-        if self.equal:
-            return rows.view(len(self), self.smallest, *rows.shape[1:]).amax(1)
         return torch.segment_reduce(rows, "max", lengths=self.sizes, unsafe=True)
 
     @cached_property
@@ -189,9 +171,8 @@ class Ragged:
         order = np.argsort(-lengths, kind="stable")
         ordered = lengths[order]
         device = self.sizes.device
-        cuts = [len(self)]
-        if not self.equal:
-            cuts = cheapest_cuts(ordered, OVERHEAD.get(device.type, OVERHEAD["cuda"]) / width)
+        overhead = OVERHEAD.get(device.type, OVERHEAD["cuda"])
+        cuts = cheapest_cuts(ordered, overhead / width)
         if device.type == "cpu":
             cuts = finer(cuts, ordered, most)
         clients = torch.from_numpy(order).to(device)
@@ -316,26 +297,16 @@ class StackedSamples:
     share: Tensor
 
     @cached_property
-    def sparse(self) -> csr_array | None:
-        """A without its zeros, if it is large and has few other entries, as one-hot tables."""
-        if self.A.is_cuda or self.A.numel() < LARGE:
-            return None
-        few = int(torch.count_nonzero(self.A)) < SPARSE * self.A.numel()
-        return csr_array(self.A.numpy()) if few else None
-
-    @cached_property
     def cells(self) -> Cells | None:
         """Columns of few values as numbers of cells, if that makes products cheaper."""
         return Cells.of(self.A) if self.A.numel() >= CELLS else None
 
     @cached_property
     def blocks(self) -> list[PaddedBlock]:
-        """The same samples, padded for batched products."""
         return self.layout.blocks(self.share, self.A.shape[1])
 
     @cached_property
     def squares(self) -> list[PaddedBlock]:
-        """Blocks for work in the space of samples."""
         return self.layout.squares(self.share, self.A.shape[1])
 
     def of(self, block: PaddedBlock) -> tuple[Tensor, Tensor]:
@@ -382,13 +353,11 @@ class StackedSamples:
 
     @cached_property
     def norms(self) -> Tensor:
-        """‖a_j‖ per row."""
         norms: Tensor = self.A.norm(dim=1)
         return norms
 
     @cached_property
     def products(self) -> DoubleProducts:
-        """Products with A in double precision."""
         return DoubleProducts(self.A)
 
     @cached_property
@@ -423,13 +392,11 @@ class StackedSamples:
         return self.products.norms()
 
     def take(self, block: PaddedBlock) -> StackedSamples:
-        """Return the rows of one block as a new stack."""
         picked = block.rows.flatten()
         lengths = [block.rows.shape[1]] * len(block.rows)
         return self._part(picked, lengths, block.weight.flatten())
 
     def only(self, clients: list[int]) -> StackedSamples:
-        """Return the rows of some clients as a new stack."""
         picked = self.layout.rows_of(clients)
         lengths = [self.layout.lengths[i] for i in clients]
         return self._part(picked, lengths, self.share[picked])

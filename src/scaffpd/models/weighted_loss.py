@@ -42,8 +42,11 @@ class Weighted(Loss):
 
     @property
     def uneven(self) -> bool:
-        """Return True."""
         return True
+
+    @property
+    def even(self) -> bool:
+        return self.inner.even
 
     def encode(self, labels: list[Array], names: Sequence[str], classes: int | None) -> Targets:
         """Encode targets of ℓ, exposures > 0 and weights >= 0, not all of them zero."""
@@ -88,17 +91,14 @@ class Weighted(Loss):
         return Accuracy(value + 2, offset * more, slope + 2, jump * more)
 
     def steepness(self, y: Tensor) -> Tensor:
-        """Return the bound of ℓ, times w."""
         own, w = self._split(y)
         return w[..., 0].double() * self.inner.steepness(own)
 
     def value(self, z: Tensor, y: Tensor) -> Tensor:
-        """Return w ℓ."""
         own, w = self._split(y)
         return w[..., 0] * self.inner.value(z, own)
 
     def residual(self, z: Tensor, y: Tensor) -> Tensor:
-        """Return w ∂ℓ/∂z."""
         own, w = self._split(y)
         return self.inner.residual(z, own).mul_(w)
 
@@ -108,12 +108,10 @@ class Weighted(Loss):
         return torch.cat([self.inner.dense(own, outputs, dtype), w.to(dtype)], -1)
 
     def bend(self, z: Tensor, y: Tensor, t: Tensor) -> Tensor:
-        """Return w ∂²ℓ/∂z² t."""
         own, w = self._split(y)
         return w[..., None] * self.inner.bend(z, own, t)
 
     def bends(self, z: Tensor, y: Tensor) -> Tensor:
-        """Return w times the diagonal."""
         own, w = self._split(y)
         return w * self.inner.bends(z, own)
 

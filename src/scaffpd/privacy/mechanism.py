@@ -30,10 +30,9 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from scaffpd.errors import InputError
+from scaffpd.errors import InputError, first_line
 from scaffpd.models.glm import LinearOracle
 from scaffpd.models.losses import Loss
-from scaffpd.models.network import first_line
 from scaffpd.models.network_oracle import ModuleOracle
 from scaffpd.models.samples import Ragged, StackedSamples
 

@@ -14,7 +14,6 @@ TASKS: list[Task] = [Classification(), Regression(), EventCounts(), Survival()]
 
 
 def named(name: str) -> Task:
-    """Return the task of that name."""
     for task in TASKS:
         if task.name == name:
             return task
@@ -27,7 +26,6 @@ def choices() -> list[str]:
 
 
 def timed() -> Task:
-    """Return the task of times to an event."""
     return next(task for task in TASKS if task.timed)
 
 
@@ -43,7 +41,6 @@ def solving(loss: str, labelled: bool) -> Task:
 
 
 def measuring(name: str) -> Measure:
-    """Return the measure of that name."""
     known = {measure.name: measure for measure in (LOSS, *(task.measure for task in TASKS))}
     if name not in known:
         raise unknown("measure", name, known)

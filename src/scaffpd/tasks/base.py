@@ -108,23 +108,19 @@ RMSE = Measure("error (RMSE)", name="rmse", subject="the error of ")
 
 
 class TargetColumn(Protocol):
-    """A column without missing values."""
+    """A column without missing values, and what the operator should know about it (`note`).
+
+    Its values are numbers, or places of `categories`, its different texts.
+    """
 
     @property
-    def name(self) -> str:
-        """Its name."""
-
+    def name(self) -> str: ...
     @property
-    def values(self) -> NDArray[np.float64] | NDArray[np.int32]:
-        """Numbers, or places of categories."""
-
+    def values(self) -> NDArray[np.float64] | NDArray[np.int32]: ...
     @property
-    def categories(self) -> tuple[str, ...]:
-        """Its different texts; empty for numbers."""
-
+    def categories(self) -> tuple[str, ...]: ...
     @property
-    def note(self) -> str:
-        """What the operator should know about it."""
+    def note(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -181,31 +177,24 @@ class HeldOutScores:
 
 
 class HeldOutRows(Protocol):
-    """Rows that a model is judged on, client by client, and those that it was trained on."""
+    """Rows that a model is judged on, client by client, and those that it was trained on.
+
+    One unit of the encoded target is `unit`, and zero is `centre`. Scores are cut by `groups`: by
+    column, its values in held-out rows, client by client.
+    """
 
     @property
-    def names(self) -> Sequence[str]:
-        """The clients."""
-
+    def names(self) -> Sequence[str]: ...
     @property
-    def train(self) -> Sequence[Pair]:
-        """The rows trained on."""
-
+    def train(self) -> Sequence[Pair]: ...
     @property
-    def test(self) -> Sequence[Pair]:
-        """The rows held out."""
-
+    def test(self) -> Sequence[Pair]: ...
     @property
-    def unit(self) -> float:
-        """What one unit of the encoded target is."""
-
+    def unit(self) -> float: ...
     @property
-    def centre(self) -> float:
-        """What zero is, likewise."""
-
+    def centre(self) -> float: ...
     @property
-    def groups(self) -> Mapping[str, Sequence[Texts]]:
-        """By column, its values in held-out rows, client by client: scores are cut by these."""
+    def groups(self) -> Mapping[str, Sequence[Texts]]: ...
 
 
 class Task:
@@ -279,7 +268,6 @@ class Task:
         exposed: bool = False,
         entry: bool = False,
     ) -> Linear:
-        """Make the model."""
         return Linear(
             self.loss(classes, periods),
             l2,

@@ -84,7 +84,6 @@ class Classification(Task):
         return len(distinct) <= GUESSED and not len(_odd(distinct))
 
     def read(self, owner: str, column: TargetColumn) -> Target:
-        """Read texts or whole numbers as labels."""
         if column.categories:
             return Target(self, column.values.astype(np.int64), column.categories, column.note)
         distinct, places = np.unique(column.values, return_inverse=True)
@@ -98,11 +97,9 @@ class Classification(Task):
         return Target(self, places, tuple(map(int, distinct)), column.note)
 
     def loss(self, classes: int = 0, periods: Sequence[float] = ()) -> str:
-        """Return logistic loss for two labels, else softmax."""
         return "softmax" if classes > 2 else "logistic"
 
     def client_score(self, model: Linear, z: Matrix, y: Cells, unit: float) -> float:
-        """Return the share of rows with the right label."""
         own, _, w = model.parts(np.asarray(y))
         hit = model.row_losses(z, own)[1]
         return math.nan if hit is None else float(1 - np.mean(w * (1 - hit)))
@@ -165,7 +162,6 @@ class Classification(Task):
 
 
 def _odd(numbers: Cells) -> Matrix:
-    """Return those that are no whole numbers."""
     found = np.asarray(numbers, dtype=np.float64)
     odd: Matrix = found[(found != np.round(found)) | (np.abs(found) > LARGEST)]
     return odd

@@ -17,7 +17,6 @@ class Regression(Task):
     serving = ("typical error", "less")
 
     def suits(self, column: TargetColumn) -> bool:
-        """Return that every column is numbers, if nothing else suits it."""
         return True
 
     def served(self, loss: float, score: float | None) -> float:

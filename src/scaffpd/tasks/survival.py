@@ -84,16 +84,13 @@ class Survival(Task):
     unscored = "No two test rows of {} can be compared: left out of means and counts."
 
     def loss(self, classes: int = 0, periods: Sequence[float] = ()) -> str:
-        """Return Cox's, or that of periods."""
         return "hazard" if periods else "cox"
 
     def said(self, periods: Sequence[float]) -> list[str]:
-        """Say how times are modelled."""
         ends = " and ".join(", ".join(f"{end:g}" for end in periods).rsplit(", ", 1))
         return [PERIODS.format(ends) if periods else COX]
 
     def client_score(self, model: Linear, z: Array, y: Cells, unit: float) -> float:
-        """Return the concordance of a client's rows."""
         rows = np.asarray(y, dtype=np.float64)
         return concordance(rows[:, 0], rows[:, 1], z[:, 0], rows[:, 2] if model.entry else None)
 
@@ -143,7 +140,6 @@ class Survival(Task):
             return {known[0][1]: np.exp(-np.array(until) * np.exp(risks))}
 
     def served(self, loss: float, score: float | None) -> float:
-        """Return the concordance."""
         return score or 0.0
 
 

@@ -8,7 +8,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.algorithms.evidence import Strengths
-from scaffpd.errors import InputError
+from scaffpd.errors import InputError, first_line
 from scaffpd.federation import (
     Constants,
     Federation,
@@ -43,7 +43,6 @@ Pair = tuple[Any, Any]  # X and y: arrays, tensors or data frames
 def named_pairs(
     clients: Sequence[Pair] | Mapping[str, Pair], names: Sequence[str] | None
 ) -> tuple[list[Pair], list[str]]:
-    """Return the clients' (X, y) and their names."""
     if isinstance(clients, Mapping):
         if names is not None:
             raise InputError(
@@ -120,15 +119,13 @@ def agreed_columns(
 
 
 def checked_device(device: str | torch.device) -> torch.device:
-    """Return a usable device, or refuse it."""
     try:
         chosen = torch.device(device)
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
-        reason = str(error).strip().split("\n")[0].rstrip(".")
-        reason = (
-            "there is no such kind of device" if reason.startswith("Expected one of") else reason
-        )
+        reason = first_line(error)
+        if reason.startswith("Expected one of"):
+            reason = "there is no such kind of device"
         raise InputError(
             "device-unusable", f"Device {device!r} cannot be used here: {reason}."
         ) from None
@@ -203,7 +200,6 @@ class LocalChannel:
 
     @property
     def tested(self) -> bool:
-        """Whether clients have held-out rows."""
         return self.test is not None
 
     @property
@@ -223,17 +219,14 @@ class LocalChannel:
         return self._fingerprint
 
     def constants(self) -> Constants:
-        """Return L_i, μ_i, max_j L_ij and n_i, computed once."""
         if self._constants is None:
             self._constants = self.train.oracle.constants()
         return self._constants
 
     def start(self) -> Tensor:
-        """Return the default x⁰."""
         return self.train.oracle.start()
 
     def using(self, l2: Strength | None, strength: Strength | None) -> LocalChannel:
-        """Return the same clients, with the same data in memory, with other strengths."""
         if not isinstance(self.model, StrengthenedModel):
             raise InputError(
                 "strengths-fixed",
@@ -248,8 +241,9 @@ class LocalChannel:
 
     def own(self, x: Tensor) -> Tensor | None:
         """Return every client's own model u_i(x), (N, d); `None` if the model is not `Personal`."""
-        oracle = cast(Any, self.train.oracle)
-        return oracle.own(x) if hasattr(oracle, "own") else None
+        own = getattr(self.train.oracle, "own", None)
+        found: Tensor | None = None if own is None else own(x)
+        return found
 
     def resumed(self, rounds: int) -> None:
         """Do nothing: what was asked before is of no interest here."""
@@ -259,7 +253,6 @@ class LocalChannel:
         return status
 
     def ask(self, question: Question, chosen: Sequence[int]) -> Reply:
-        """Return the answers of the chosen clients."""
         if chosen is self._whole or list(chosen) == self._everyone:
             self._whole = chosen
             return question.answer(AnsweringClients(self, self.train.oracle))
@@ -283,7 +276,6 @@ class AnsweringClients(NamedTuple):
         return points[self.chosen]
 
     def losses(self, x: Tensor, batch_size: int | None, key: Key) -> Tensor:
-        """Return f_i(x) without the gradients."""
         return self.oracle.losses(x, batch_size, key)
 
     def local_updates(
@@ -293,18 +285,15 @@ class AnsweringClients(NamedTuple):
         correction: Tensor | None,
         plan: LocalPlan,
     ) -> Displacements:
-        """Take local steps from x."""
         held = self.point(at) if isinstance(at, GradientsAt) else at
         return self.oracle.local_updates(x, held, correction, plan)
 
     def proximal_steps(
         self, at: GradientsAt, correction: Tensor, plan: ProximalPlan
     ) -> Displacements:
-        """Solve the local models at an answered point."""
         return proximal_steps(self.point(at), correction, plan)
 
     def scores(self, x: Tensor, split: str) -> tuple[Vector, Vector, NDArray[np.int64]]:
-        """Return loss, score and number of samples."""
         chosen = self.channel.train if split == "train" else self.channel.test
         if chosen is None:
             raise InputError(
@@ -377,7 +366,6 @@ class Cohort(Federation):
 
     @property
     def model(self) -> ModelSpec | None:
-        """The model of the clients."""
         return self.channel.model
 
     @property
@@ -398,7 +386,6 @@ class Cohort(Federation):
 
     @property
     def tested(self) -> bool:
-        """Return whether there are held-out rows."""
         return self.channel.tested
 
     def __repr__(self) -> str:

@@ -37,7 +37,7 @@ SCALARS = {
 }
 MANY = 10_000  # clients, above which a history does not list every one by default
 FORMAT = 1  # version of checkpoints
-Array = NDArray[Any]  # of numbers, of any kind
+Array = NDArray[np.generic]
 Arrays = dict[str, Array]
 State = TypeVar("State")
 
@@ -53,33 +53,23 @@ class History:
     def __init__(self, names: Sequence[str], every_client: bool = True) -> None:
         self.names = tuple(names)
         self.every_client = every_client
-        self._scalars: dict[str, list[Any]] = {name: [] for name in SCALARS}
+        self._scalars: dict[str, list[float]] = {name: [] for name in SCALARS}
         self._clients: dict[int, tuple[Vector, Vector]] = {}  # losses and weights by row
 
     def append(self, state: RunState, traffic: Traffic, seconds: float) -> None:
-        """Add the row of a finished round."""
-        row = {
-            "round": state.rounds,
-            "certificate": state.certificate,
-            "accepted": state.accepted,
-            "exchanges": traffic.exchanges,
-            "bytes_up": traffic.bytes_up,
-            "bytes_down": traffic.bytes_down,
-            "seconds": seconds,
-        }
+        sent = traffic.exchanges, traffic.bytes_up, traffic.bytes_down
+        row = state.rounds, state.certificate, state.accepted, *sent, seconds
         n = len(self)
-        for name, value in row.items():
-            self._scalars[name].append(value)
+        for column, value in zip(self._scalars.values(), row, strict=True):
+            column.append(value)
         self._clients[n] = state.losses, state.weights
         if not self.every_client and n > 2:
             self._clients.pop(n - 2)  # the row before stays, for an interrupted round is undone
 
     def look_up(self, losses: Vector) -> None:
-        """Set the losses of the last row."""
         self._clients[len(self) - 1] = losses, self._clients[len(self) - 1][1]
 
     def truncate(self, rows: int) -> None:
-        """Keep the first `rows` rows."""
         for column in self._scalars.values():
             del column[rows:]
         self._clients = {row: held for row, held in self._clients.items() if row < rows}
@@ -136,7 +126,6 @@ class History:
         return self._table(kind == "weight")[:, self.names.index(client)]
 
     def table(self) -> dict[str, list[float]]:
-        """Return all columns by name, as lists."""
         columns = [self[name].tolist() for name in SCALARS]
         if self.every_client:
             columns += np.concatenate([self.losses, self.weights], 1).T.tolist()
@@ -149,7 +138,6 @@ class History:
         write_file(Path(path), csv_text(rows, self.columns))
 
     def pack(self) -> Arrays:
-        """Return the table as arrays, for a checkpoint."""
         arrays = {f"history.{name}": self[name] for name in SCALARS}
         held = [
             np.array(part).reshape(len(self._clients), -1)
@@ -160,7 +148,6 @@ class History:
 
     @classmethod
     def unpack(cls, names: Sequence[str], arrays: Arrays) -> History:
-        """Read the arrays of `pack`."""
         history = cls(names, bool(arrays["history.every_client"]))
         rows = len(arrays["history.round"])
         history._scalars = {name: arrays[f"history.{name}"].tolist() for name in SCALARS}
@@ -194,16 +181,15 @@ class Checkpoint:
             )
 
     def exists(self) -> bool:
-        """Return whether there is something to resume."""
         return Path(self.path).exists()
 
 
-def pack(state: Any, prefix: str = "state") -> Arrays:
+def pack(state: object, prefix: str = "state") -> Arrays:
     """Return a (nested) dataclass of tensors, arrays and numbers as named arrays, without transient
     fields.
     """
     arrays: Arrays = {}
-    for item in dataclasses.fields(state):
+    for item in dataclasses.fields(state):  # type: ignore[arg-type]
         name = f"{prefix}.{item.name}"
         value = getattr(state, item.name)
         if item.metadata.get("transient") or value is None:  # no array holds a None
@@ -221,7 +207,7 @@ def unpack(like: State, arrays: Arrays, prefix: str = "state") -> State:
     """Put packed values into a dataclass with the structure of `like`; transient fields keep
     `like`'s values.
     """
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for item in dataclasses.fields(like):  # type: ignore[arg-type]
         name = f"{prefix}.{item.name}"
         old = getattr(like, item.name)
@@ -239,7 +225,6 @@ def unpack(like: State, arrays: Arrays, prefix: str = "state") -> State:
 
 
 def write(path: str | os.PathLike[str], arrays: Arrays, about: dict[str, object]) -> None:
-    """Write the checkpoint atomically."""
     text = np.array(json.dumps({"format": FORMAT, **about}))
     with atomic_write(Path(path)) as file:
         np.savez(file, about=text, **arrays)  # type: ignore[arg-type]

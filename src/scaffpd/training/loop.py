@@ -44,7 +44,6 @@ class Status(StrEnum):
 
     @property
     def sentence(self) -> str:
-        """Describe the status in one sentence."""
         return SENTENCES[self]
 
 
@@ -181,14 +180,11 @@ def train(
                 "tol-without-certificate", f"tol needs a certificate, and there is none: {reason}"
             )
         with Progress(progress, rounds, tol) as bar:
-            status = run.until(
-                rounds,
-                tol,
-                [
-                    *callbacks,
-                    lambda info: bar.show(info.rounds, info.state.certificate, info.state.losses),
-                ],
-            )
+
+            def show(info: RoundInfo) -> None:
+                bar.show(info.rounds, info.state.certificate, info.state.losses)
+
+            status = run.until(rounds, tol, [*callbacks, show])
         return run.result(status)
 
 
@@ -271,7 +267,6 @@ class _TrainingRun:
                 self._save()
 
     def _roll_back(self) -> None:
-        """Forget a round that was begun and not finished."""
         self.state, rows, traffic, self.rejected = self.done
         self.history.truncate(rows)
         self.federation.traffic.restore(traffic)
@@ -303,11 +298,8 @@ class _TrainingRun:
             return Status.DIVERGED
         if tol is not None and state.certificate <= tol:
             return Status.CONVERGED
-        if (
-            tol is not None
-            and np.isfinite(state.certificate)
-            and tol < state.certificate <= 2 * state.floor
-        ):
+        finite = state.certificate < np.inf
+        if tol is not None and finite and tol < state.certificate <= 2 * state.floor:
             return Status.PRECISION
         if self.rejected >= PATIENCE or self.method.stalled(state):
             return Status.STALLED
@@ -395,34 +387,26 @@ class _TrainingRun:
         """Return the outcome; of a diverged run the last finite point."""
         state = self.last_finite if status is Status.DIVERGED else self.state
         reason = self.method.uncertified(state)
-        message = (
-            status.sentence
-            if reason is None
-            else f"{status.sentence} There is no certificate: {reason}"
-        )
+        said = [status.sentence]
+        if reason is not None:
+            said.append(f"There is no certificate: {reason}")
         if status is Status.STALLED and self._unmoved():
-            message = f"{message} {UNMOVED}"
+            said.append(UNMOVED)
         if status in (Status.ROUND_LIMIT, Status.STALLED):
-            message = f"{message} {self.method.advise(state)}".strip()
-        message = f"{message} {self.reason}".strip()
-        x = state.x.detach().cpu().numpy()
-        names = tuple(self.federation.names)
-        weights = state.weights.copy()
-        certificate = float(state.certificate)
-        spent = None if self.account is None else self.account.spent()
+            said.append(self.method.advise(state))
+        said.append(self.reason)
         own = self.federation.own_models(state.x)
-        personal = None if own is None else own.detach().cpu().numpy()
         return Result(
-            x,
-            weights,
-            certificate,
+            state.x.detach().cpu().numpy(),
+            state.weights.copy(),
+            float(state.certificate),
             status,
-            message,
+            " ".join(filter(None, said)),
             self.history,
-            names,
+            tuple(self.federation.names),
             state.rounds,
-            spent,
-            personal,
+            None if self.account is None else self.account.spent(),
+            None if own is None else own.detach().cpu().numpy(),
         )
 
 

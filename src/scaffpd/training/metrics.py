@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -34,16 +34,9 @@ Weights = Callable[[Array], Array]  # of the clients, given their losses
 class Spread:
     """One measure v_i over all N clients.
 
-    Attributes:
-        mean: over clients, each counting the same.
-        weighted_mean: over samples, so that clients count by their size.
-        worst: of the client that is served worst.
-        best: of the client that is served best.
-        worst_client: its name (the first of several).
-        best_client: its name (the first of several).
-        deviation: the standard deviation over clients.
-        worst_20: the mean over the ⌈N/5⌉ clients that are served worst.
-        best_20: the mean over the ⌈N/5⌉ clients that are served best.
+    `mean` and `deviation` are over clients, each counting the same, `weighted_mean` is over
+    samples. The worst client is the one that is served worst, the first of several; `worst_20` is
+    the mean over the ⌈N/5⌉ that are served worst.
     """
 
     mean: float
@@ -87,27 +80,19 @@ class Spread:
 
 @dataclass(frozen=True)
 class Summary:
-    """`ClientScores` in a few numbers.
-
-    Attributes:
-        loss: over the clients' losses (the worst is the largest).
-        score: over the clients' accuracies or concordances (the worst is the smallest); `None` for
-            numbers, which have none.
-    """
+    """`ClientScores` in a few numbers; regression has no score."""
 
     loss: Spread
     score: Spread | None
 
     @classmethod
     def of(cls, scores: ClientScores) -> Summary:
-        """Summarise the scores of one model."""
         rated = not np.isnan(scores.score).all()
         score = Spread.of(scores.names, scores.score, True, scores.counts) if rated else None
         return cls(Spread.of(scores.names, scores.loss, False, scores.counts), score)
 
 
 def a_fifth(clients: int) -> int:
-    """Return ⌈N/5⌉."""
     return math.ceil(clients / 5)
 
 
@@ -125,7 +110,7 @@ def worst_fifth(losses: Array) -> Array:
     return found
 
 
-def half_interval(values: ArrayLike, overlap: float = 0.0) -> Any:
+def half_interval(values: ArrayLike, overlap: float = 0.0) -> Array:
     """Return half of Student's 95 % interval for the mean over the first axis: t·sd·√(1/K +
     overlap); ∞ for K = 1.
 
@@ -137,7 +122,8 @@ def half_interval(values: ArrayLike, overlap: float = 0.0) -> Any:
     K = len(several)
     if K < 2:
         return np.full(several.shape[1:], math.inf)[()]
-    return student(K - 1) * several.std(axis=0, ddof=1) * math.sqrt(1 / K + overlap)
+    deviation: Array = several.std(axis=0, ddof=1)
+    return student(K - 1) * deviation * math.sqrt(1 / K + overlap)
 
 
 class PairedDifference(NamedTuple):
@@ -357,16 +343,13 @@ class SplitTables:
         return known_mean([one.means for one in self.splits])
 
     def level(self, k: int, of: Weights) -> float:
-        """Return the mean level over splits."""
         return float(np.mean([one.level(k, of) for one in self.splits]))
 
     def difference(self, a: int, b: int, of: Weights) -> PairedDifference:
-        """Return the same over splits."""
         levels = (np.array([[one.level(k, of)] for one in self.splits]) for k in (a, b))
         return self._differences(*levels)[0]
 
     def each(self, a: int, b: int) -> list[PairedDifference]:
-        """Return the same of every client by itself."""
         return self._differences(*(np.stack([one.means[k] for one in self.splits]) for k in (a, b)))
 
     def _differences(self, base: Array, other: Array) -> list[PairedDifference]:

@@ -72,7 +72,6 @@ class Progress(Tally):
         self.tol = tol
 
     def show(self, rounds: int, certificate: float, losses: Vector) -> None:
-        """Redraw after a round."""
         goal = "" if self.tol is None else f" → {self.tol:.0e}"
         text = f"gap ≤ {certificate:.1e}{goal}"
         worst = float(losses.max())

@@ -64,7 +64,6 @@ class Schema(TypedDict):
 
 
 def width(schema: Schema) -> int:
-    """Count the numbers that a row has once it is encoded."""
     return len(features(schema)) if schema["shape"] is None else prod(schema["shape"])
 
 
@@ -74,7 +73,6 @@ def features(schema: Schema) -> tuple[str, ...]:
 
 
 def encoded_features(schema: Schema) -> list[Feature]:
-    """Return name and group of every encoded column."""
     if schema["shape"] is not None:
         return [Feature(f"x{j}", f"x{j}") for j in range(prod(schema["shape"]))]
     found: list[Feature] = []
@@ -198,6 +196,5 @@ def declared(schema: Schema, ranges: Mapping[str, list[float]]) -> Schema:
 
 
 def category_order(category: str) -> tuple[bool, int, str]:
-    """Order whole numbers by size, then texts."""
     whole = category.removeprefix("-").isdecimal() and len(category) < 16
     return not whole, int(category) if whole else 0, category

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,7 @@ from scaffpd.data.tabular.columns import (
     Matrix,
     Values,
     leaking_columns,
+    numbers_of,
     spelt,
 )
 from scaffpd.data.tabular.encode import ClientRows
@@ -69,7 +70,6 @@ class Clients:
 
     @property
     def task(self) -> Task:
-        """What is to be predicted."""
         return self.rows[0].target.task
 
 
@@ -95,7 +95,6 @@ class ClientTable:
 
 
 def read_clients(source: TableSettings) -> ClientTable:
-    """Read a table as its settings say."""
     found = _read(source)
     wanted = encode.target(repr(source.file[0].name), found.goal, source.wanted)
     if not wanted.labels and len(np.unique(wanted.values)) == 1:
@@ -137,7 +136,7 @@ def _agreed(source: TableSettings, rows: Sequence[ClientRows]) -> Schema:
         )
     schema: Schema = {
         "task": "classification" if target.labels else "regression",
-        "labels": list[Any](target.labels),
+        "labels": cast("list[str]", [*target.labels]),
         "columns": columns,
         "shape": None,
     }
@@ -160,18 +159,6 @@ def _exposed(
     usual = float(np.concatenate(training).mean())
     pairs = zip(own, rows, strict=True)
     return [replace(one, extra=(e / usual, *one.extra)) for e, one in pairs], usual
-
-
-def _numbers_of(columns: Mapping[str, DataColumn], name: str | None) -> Matrix:
-    """Return a column that is no feature; nothing where none is named."""
-    if name is None:
-        return np.empty(0)
-    column = columns[name]
-    if column.kind == CATEGORY:
-        raise InputError(
-            "texts-for-numbers", f"Column {name!r} has text such as {column.categories[0]!r}."
-        )
-    return column.values.astype(np.float64)
 
 
 def _task(source: TableSettings, wanted: Target) -> list[str]:
@@ -207,7 +194,6 @@ class _Rows:
 
 
 def _read(source: TableSettings) -> _Rows:
-    """Read the columns, and say what is left out."""
     role = "target" if source.wanted is None else source.wanted.roles[0]
     needed = {source.target: role, source.client: "client"}
     if len(needed) == 1:
@@ -281,8 +267,8 @@ def _read(source: TableSettings) -> _Rows:
         tested,
         remarks,
         [found[name] for name in source.groups],
-        _numbers_of(found, source.weight),
-        _numbers_of(found, source.offset),
+        np.empty(0) if source.weight is None else numbers_of(found[source.weight]),
+        np.empty(0) if source.offset is None else numbers_of(found[source.offset]),
         survival,
     )
 

@@ -47,16 +47,13 @@ class DataColumn:
 
     @property
     def missing(self) -> Mask:
-        """Return a mask of missing values."""
         return np.asarray(self.values < 0) if self.kind == CATEGORY else np.isnan(self.values)
 
     def counts(self, rows: Mask) -> NDArray[np.int64]:
-        """Count how many of the chosen rows have each category."""
         codes = self.values[rows & ~self.missing].astype(np.int64)
         return np.bincount(codes, minlength=len(self.categories)).astype(np.int64)
 
     def take(self, rows: Mask) -> DataColumn:
-        """Return some of the rows."""
         return replace(self, values=self.values[rows])
 
 
@@ -75,7 +72,6 @@ class FeatureTable:
         return len(self.columns) if self.block is None else self.block.shape[1]
 
     def take(self, rows: Mask) -> FeatureTable:
-        """Return some of the rows."""
         columns = tuple(c.take(rows) for c in self.columns)
         block = None if self.block is None else self.block[rows]
         return FeatureTable(int(rows.sum()), columns, block, self.shape)
@@ -102,7 +98,6 @@ def is_missing(cell: str, codes: Collection[object] = ()) -> bool:
 
 
 def categorical(name: str, distinct: Sequence[object], codes: Codes, note: str = "") -> DataColumn:
-    """Make a column of categories whose cells are distinct[codes]."""
     spelled = [None if cell is None or cell != cell else spelt(cell) for cell in distinct]
     names = sorted({cell for cell in spelled if cell is not None and not is_missing(cell)})
     place = {cell: k for k, cell in enumerate(names)}
@@ -125,6 +120,16 @@ def numeric(
     advice = "far from all others: if that means missing, say so by --missing (data.missing)"
     kind = NUMBER if len(there) else UNKNOWN
     return DataColumn(name, kind, values, note=f"has {odd}, {advice}" if odd else "")
+
+
+def numbers_of(column: DataColumn) -> Matrix:
+    """Return the values of a column that must hold no texts."""
+    if column.kind == CATEGORY:
+        raise InputError(
+            "texts-for-numbers",
+            f"Column {column.name!r} has texts such as {column.categories[0]!r}.",
+        )
+    return column.values.astype(np.float64)
 
 
 def suspected_codes(there: Matrix) -> list[float]:
@@ -209,7 +214,6 @@ def dated(name: str, days: Matrix, example: str) -> DataColumn:
 
 
 def array_block(owner: str, given: ArrayLike) -> FeatureTable:
-    """Make a table of an array of numbers."""
     try:
         block = np.asarray(given)
         if isinstance(given, np.ma.MaskedArray):  # its gaps, which asarray makes numbers of

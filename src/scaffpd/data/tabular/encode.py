@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,11 +32,9 @@ from scaffpd.data.tabular.columns import (
 )
 from scaffpd.errors import InputError
 from scaffpd.tasks import suiting
-from scaffpd.tasks.base import Target, Task
+from scaffpd.tasks.base import Pair, Target, Task
 
 SIDES: tuple[Literal["left"], Literal["right"]] = ("left", "right")
-
-Pair = tuple[Matrix, NDArray[Any]]
 
 
 def target(owner: str, column: DataColumn, task: Task | None) -> Target:
@@ -67,7 +65,6 @@ class ClientRows:
 
     @property
     def rows(self) -> tuple[int, int]:
-        """Return the numbers of training rows and held-out rows."""
         return int((~self.held).sum()), int(self.held.sum())
 
     def in_units(self, unit: float, centre: float) -> ClientRows:
@@ -123,7 +120,7 @@ class ClientRows:
                     f"Silo {self.name!r} has a label that the agreement does not have.",
                 )
             y = np.array([place[label] for label in self.target.labels], dtype=np.int64)[y]
-        targets = np.column_stack([y, *self.extra]) if self.extra else y
+        targets = np.column_stack([np.float64(y), *self.extra]) if self.extra else y
 
         def part(rows: Mask) -> Pair:
             X = self.matrix(schema, mean, deviation, rows, separate)
@@ -232,7 +229,6 @@ class ClientRows:
 
 
 def _cut(schema: Schema, blocks: Mapping[str, Matrix], side: Column) -> Matrix:
-    """Return the steps or categories of a side of a pair."""
     block = blocks[side["name"]]
     if side["kind"] != CATEGORY:
         return with_steps(block[:, :1], [side["steps"]])[:, 1:]

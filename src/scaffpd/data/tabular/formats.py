@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from scaffpd.data.tabular.columns import MISSING, is_missing
-from scaffpd.errors import InputError
+from scaffpd.errors import InputError, first_line
 from scaffpd.numbers import several
 
 if TYPE_CHECKING:
@@ -91,7 +91,6 @@ class OpenTable:
 
     @cached_property
     def names(self) -> list[str]:
-        """The names of all columns."""
         names: list[str] = self.columns.column_names
         return names
 
@@ -137,9 +136,9 @@ def entry_table(entry: str, frame: DataFrame) -> OpenTable:
     try:
         return OpenTable(Path(entry), pyarrow.Table.from_pandas(frame, preserve_index=False))
     except (pyarrow.ArrowException, ValueError) as error:
-        reason = str(error).strip().split("\n")[0].rstrip(".")
         raise InputError(
-            "frame-unusable", f"The data frame of {entry!r} does not form a table: {reason}."
+            "frame-unusable",
+            f"The data frame of {entry!r} does not form a table: {first_line(error)}.",
         ) from None
 
 
@@ -251,7 +250,6 @@ class CsvText:
 
     @cached_property
     def names(self) -> list[str]:  # read once
-        """The names in the first line."""
         first = next(self._records(), None)
         if first is None:
             raise InputError(
@@ -270,11 +268,9 @@ class CsvText:
         return OpenTable(self.path, self.columns(), self.place, True, self.separator, said)
 
     def place(self, row: int) -> str:
-        """Say where a row is."""
         return f"line {next(islice(self._records(), row + 1, None))[0]}"
 
     def columns(self) -> ArrowTable:
-        """Return all columns as texts."""
         import pyarrow
         from pyarrow import csv as arrow_csv
 
@@ -303,7 +299,6 @@ class CsvText:
         return io.TextIOWrapper(io.BytesIO(self.data), "utf-8", newline="")
 
     def _records(self) -> Records:
-        """Yield line numbers and cells, without blank lines."""
         reader = csv.reader(self._text(), delimiter=self.separator, strict=True)
         while True:
             try:
@@ -341,9 +336,8 @@ def _parquet(path: Path, data: bytes) -> ArrowTable:
     try:
         found = parquet.ParquetFile(pyarrow.BufferReader(data)).read()
     except (pyarrow.ArrowException, OSError) as error:
-        reason = str(error).strip().split("\n")[0].rstrip(".")
         raise InputError(
-            "parquet-unreadable", f"{path.name!r} cannot be read as Parquet: {reason}."
+            "parquet-unreadable", f"{path.name!r} cannot be read as Parquet: {first_line(error)}."
         ) from None
     index = (found.schema.pandas_metadata or {}).get("index_columns", [])
     return found.drop_columns([name for name in index if name in found.column_names])
@@ -409,7 +403,7 @@ def stacked(
     except pyarrow.ArrowException as error:
         raise InputError(
             "column-of-two-types",
-            f"The files of {path.name!r} differ: {str(error).split(chr(10))[0].rstrip('.')}.",
+            f"The files of {path.name!r} differ: {first_line(error)}.",
         ) from None
     sizes = [part.num_rows for part in parts]
     ends = np.cumsum(sizes)

@@ -36,7 +36,6 @@ class RowQuestion(Announced):
         raise NotImplementedError
 
     def answer(self, rows: ClientRows, place: int) -> Matrix:
-        """Answer for a client, by its place among those that are here."""
         raise NotImplementedError
 
 
@@ -61,16 +60,13 @@ class RowCounts(RowQuestion):
 
     @property
     def part(self) -> Shown:
-        """Rows and clients, or rows with noise."""
         return self.shows[self.noisy]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of the numbers of every cell."""
         return 2 - self.noisy, sum(len(own) + 1 for own in self.edges)
 
     def answer(self, rows: ClientRows, place: int) -> Matrix:
-        """Count."""
         return counted(rows.sorted_numbers(self.schema), self.edges)
 
 
@@ -89,20 +85,16 @@ class ColumnSums(RowQuestion):
 
     @property
     def part(self) -> Shown:
-        """Sums, or sums of squares."""
         return self.shows[self.mean is not None]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of two numbers for every encoded column."""
         return 2, width(self.schema)
 
     def answer(self, rows: ClientRows, place: int) -> Matrix:
-        """Add up."""
         return rows.totals(self.schema, self.mean)
 
 
 def added(rows: Sequence[ClientRows], question: RowQuestion) -> Matrix:
-    """Return the sum of the answers of clients that are here."""
     found: Matrix = np.sum([question.answer(own, k) for k, own in enumerate(rows)], axis=0)
     return found

@@ -108,7 +108,6 @@ class CheckedSchema(BaseModel):
 
 
 def checked_schema(given: object) -> Schema:
-    """Return a schema that was written elsewhere, or refuse it."""
     try:
         found = CheckedSchema.model_validate(given, strict=True)
     except ValidationError as error:

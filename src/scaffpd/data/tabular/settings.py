@@ -136,5 +136,4 @@ class TableSettings(ColumnSettings):
 
     @property
     def name(self) -> str:
-        """Name of the first file, without endings."""
         return self.file[0].name.split(".")[0] or "run"

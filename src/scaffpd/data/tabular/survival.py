@@ -9,7 +9,7 @@ from itertools import product
 
 import numpy as np
 
-from scaffpd.data.tabular.columns import CATEGORY, DATE, NUMBER, DataColumn, Matrix
+from scaffpd.data.tabular.columns import CATEGORY, DATE, NUMBER, DataColumn, Matrix, numbers_of
 from scaffpd.errors import InputError
 
 TIMES = {"time", "days", "weeks", "months", "years", "futime", "followup", "survival", "duration"}
@@ -56,11 +56,8 @@ def survived(
     Two dates are the time between them, in days. Numbers are one clock: a row is at risk from its
     entry on (left truncation).
     """
-    if entry is not None and CATEGORY in (time.kind, entry.kind):
-        texts = time if time.kind == CATEGORY else entry
-        raise _texts(texts)
-    if time.kind == CATEGORY:
-        raise _texts(time)
+    for column in filter(None, (time, entry)):
+        numbers_of(column)
     seen = events(event, remarks)
     kinds = time.kind, entry.kind if entry is not None else NUMBER
     if kinds == (NUMBER, NUMBER):
@@ -71,7 +68,7 @@ def survived(
             f"Column {time.name!r} has {time.kind}s: dates need --entry, a column with the date "
             "from which on time is counted, and numbers need numbers.",
         )
-    days = np.asarray(time.values - entry.values, dtype=np.float64)
+    days = numbers_of(time) - numbers_of(entry)
     if (days <= 0).any():
         row = int((days <= 0).argmax())
         raise InputError(
@@ -83,7 +80,6 @@ def survived(
 
 
 def events(column: DataColumn, remarks: list[str]) -> Matrix:
-    """Return 1 where the event was seen, else 0."""
     if column.kind == CATEGORY:
         words = [re.findall(r"[a-z0-9]+", text.lower()) for text in column.categories]
         known = [_meaning(own) for own in words]
@@ -115,7 +111,7 @@ def _meaning(words: list[str]) -> int | None:
 
 
 def _begun(time: DataColumn, entry: DataColumn) -> Matrix:
-    begin = np.asarray(entry.values, dtype=np.float64)
+    begin = numbers_of(entry)
     wrong = (begin < 0) | (begin >= time.values)
     if wrong.any():
         row = int(wrong.argmax())
@@ -126,9 +122,3 @@ def _begun(time: DataColumn, entry: DataColumn) -> Matrix:
             "zero on, and before the time.",
         )
     return begin
-
-
-def _texts(column: DataColumn) -> InputError:
-    return InputError(
-        "texts-for-numbers", f"Column {column.name!r} has texts such as {column.categories[0]!r}."
-    )
