@@ -38,8 +38,7 @@ from torch import Tensor
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants, LocalPlan, Vector, same_point
 from scaffpd.federation.plans import ReleaseCounts
-<<<<<<< HEAD
-from scaffpd.federation.questions import SharedSum
+from scaffpd.federation.questions import EvaluatedPoint, SharedSum
 from scaffpd.models.oracle import (
     Oracle,
     StackedDisplacements,
@@ -48,10 +47,6 @@ from scaffpd.models.oracle import (
     step_sizes,
     stepped,
 )
-=======
-from scaffpd.federation.questions import EvaluatedPoint, SharedSum
-from scaffpd.models.oracle import Oracle, StackedDisplacements, StackedPoint, shift, step_sizes
->>>>>>> models
 from scaffpd.models.point import Ridge
 from scaffpd.privacy.accountant import Account, ReleaseEntry
 from scaffpd.privacy.mechanism import SPARE, Clip, ClippedSums
@@ -216,34 +211,9 @@ class PrivateOracle:
         times = plan.steps - known
         if times:
             self.account.charge(self._entries(questions, self.noise[0], times))
-<<<<<<< HEAD
         given = [] if first is None else [first]
         slopes = lambda at: given.pop() if given else self._gradients(questions, at)
         return stepped(x, pull, rates, plan, slopes)
-=======
-        for _ in range(plan.steps):
-            g = self._gradients(questions, x - each) if first is None else first
-            each = each + rates * (g + pull - plan.prox * each)
-            first = None
-        return StackedDisplacements(each)
-
-    def _shared_step(
-        self,
-        x: Tensor,
-        at: EvaluatedPoint | Tensor | None,
-        correction: Tensor | None,
-        plan: LocalPlan,
-    ) -> StackedDisplacements:
-        """Make the only step: η_i c if it is corrected by this point's c_i, else η_i (c_i + c)."""
-        rates = self._rates(x, plan)
-        c = torch.zeros_like(x) if correction is None else correction
-        here = isinstance(at, SharedPoint) and same_point(at.x, x)
-        if plan.steps > 1 or (at is not None and not here):
-            refuse_single()
-        if at is not None:
-            return StackedDisplacements(rates * c)
-        return SharedStep(SharedPoint(x, x.new_empty(0), self), rates, c)
->>>>>>> models
 
     def shared(self, x: Tensor, weights: Tensor, terms: SumTerms | None = None) -> SharedSum:
         """Return Σ_i w_i c_i, to which every client adds its share of the noise: a release of each.
