@@ -15,7 +15,6 @@ from cases.objectives import contains
 from cases.reference import reference_optimum
 from scaffpd.algorithms import minimax_newton
 from scaffpd.algorithms.saddle import solve_quadratics
-from scaffpd.models import samples
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from problems import families, objectives, single
@@ -138,18 +137,6 @@ def test_hessians_of_clients_add_up_to_curvature(model):
         torch.eye(cohort.dimension).double(), np.eye(4)[2], torch.ones(cohort.dimension).double()
     )
     np.testing.assert_allclose(H[2], one.curvature, atol=1e-12)
-
-
-def test_hessians_of_sparse_rows(monkeypatch):
-    random = np.random.default_rng(0)
-    clients = [((random.random((50, 30)) < 0.04) * 1.0, random.integers(0, 3, 50)) for _ in "ab"]
-    for model in (sp.Linear("softmax", l2=0.1, classes=3), sp.Linear("squared", l2=0.1)):
-        x = torch.from_numpy(random.standard_normal(90 if model.classes else 30))
-        found = []
-        for least in (2**22, 1):
-            monkeypatch.setattr(samples, "LARGE", least)
-            found.append(sp.Cohort(clients, model).gradients(x).hessian(np.array([0.3, 0.7])))
-        np.testing.assert_allclose(*found, atol=1e-13)
 
 
 @pytest.mark.cover(1)
