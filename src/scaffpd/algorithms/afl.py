@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar, Self
 
+import numpy as np
 from torch import Tensor
 
 from scaffpd.algorithms.base import (
@@ -88,7 +89,10 @@ class DualMethod(LocalMethod[DualState]):
         """Let both players stand at (x⁰, λ⁰), λ⁰ the objective's prior."""
         self.objective.weights(len(federation.names))
         x, losses, _ = begin(federation, x0)
-        self.objective.check(losses, federation.names)
+        if not (self.objective.simplex or federation.channel.here):  # λ⁰ goes by the losses
+            losses = federation.losses(x)
+        if np.isfinite(losses).all():
+            self.objective.check(losses, federation.names)
         rate = self._rate(federation)
         return DualState(
             x=x,

@@ -51,7 +51,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scaffpd.algorithms.base import GRADIENTS, Algorithm, RunState, check_finite
+from scaffpd.algorithms.base import ERRORS, GRADIENTS, Algorithm, RunState, check_finite
 from scaffpd.federation import Constants, Federation, Gradients, Vector
 from scaffpd.objectives.base import (
     EPSILON,
@@ -104,7 +104,7 @@ class MinimaxMethod(Algorithm[Proven], Generic[Proven]):
         objective: (Λ, ψ), such as `ChiSquare(rho=0.1)`.
     """
 
-    questions: ClassVar[frozenset[str]] = frozenset({GRADIENTS})
+    questions: ClassVar[frozenset[str]] = frozenset({GRADIENTS, ERRORS})
     proves: ClassVar[bool] = True
 
     objective: Objective

@@ -28,6 +28,7 @@ from scaffpd.algorithms.base import (
     begin,
     client_weights,
     moved,
+    steepest,
 )
 from scaffpd.federation import Federation, Memory
 from scaffpd.federation.plans import ReleaseCounts
@@ -59,6 +60,10 @@ class ProxSkip(LocalMethod[ProxSkipState]):
 
     local_steps: int | None = None  # type: ignore[assignment]
     weights: str = "uniform"
+
+    def measures(self, convex: bool = True) -> bool:
+        """Return whether the rate, or κ, is left out."""
+        return None in (self.local_rate, self.local_steps)
 
     def releases(self, rounds: int) -> ReleaseCounts:
         """Refuse: the number of local steps is drawn, and not known beforehand."""
@@ -94,4 +99,4 @@ class ProxSkip(LocalMethod[ProxSkipState]):
         mu = float(known.strong_convexity.min())
         if not mu > 0:
             return UNKNOWN_CONDITION
-        return max(1, round(float(np.sqrt(known.smoothness.max() / mu))))
+        return max(1, round(float(np.sqrt(steepest(known.smoothness) / mu))))

@@ -105,7 +105,8 @@ def _clients(file: FederationFile, done: Finished, rated: bool) -> list[ClientSc
     for i, name in enumerate(file.silos):
         own: Json = {"weight": float(weights[i]), "epsilon": done.spent.get(name)}
         for split, part in scores.items():
-            own[f"{split}_rows"] = int(part.counts[i])
+            if file.rows is not None and split == "train":
+                own["train_rows"] = file.rows[name]
             own[f"{split}_loss"] = float(part.loss[i])
             own[f"{split}_score"] = float(part.score[i] if rated else part.loss[i])
         if not scores:

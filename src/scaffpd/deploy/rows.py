@@ -51,6 +51,12 @@ class SiloRows:
         self._counted = JsonLines(self.folder / "counts.jsonl")
         self.data = Dataset.read(file, self._secret, Wanted.of(terms.encoding(), terms.task))
         self.data.check(file.limits)
+        if self.data.rows[0] < terms.counted[file.name]:
+            raise InputError(
+                "rows-fewer-than-agreed",
+                f"Silo {file.name!r} has {self.data.rows[0]} training rows, fewer than the "
+                f"{terms.counted[file.name]} that the agreement counts it for.",
+            )
         # All rows, whichever are held out: silos of the same table hold out others, and sums over
         # most of the same rows show nearly what sums over the same ones do.
         rows = digest(self.data.marks(derived(ledger.secret, b"rows")))
@@ -110,6 +116,9 @@ class SiloRows:
         test = None if ready.test is None else {self.file.name: ready.test}
         bound = self._model(model)
         made = Cohort({self.file.name: ready.train}, bound, test=test, settle=False)
+        # minibatches that everybody could draw would be questions about rows of one's choice
+        drawn = derived(self._secret, b"minibatches" + self.digest)
+        made.channel.secret = (int.from_bytes(drawn, "big"),)
         if self.noise:
             self._pay(made.channel.account)
         return made

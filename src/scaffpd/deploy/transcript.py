@@ -287,12 +287,26 @@ class Session:
 
     # --- what all silos post
 
-    def clear(self, shown: Sequence[Shown], own: Vector) -> NDArray[np.float64]:
-        """Return the numbers of all silos as they are, (N, k)."""
+    def clear(
+        self, shown: Sequence[Shown], own: Vector, sizes: Sequence[int] | None = None
+    ) -> NDArray[np.float64]:
+        """Return the numbers of all silos as they are, (N, k): each in the range of its part, or
+        NaN; `sizes` say how many of the k belong to every part.
+        """
         kind = self._allowed(shown, one_by_one=True)
-        body = np.ascontiguousarray(own, dtype="<f8").tobytes()
+        counts = np.ones(len(shown), np.int64) if sizes is None else sizes
+        least, most = np.repeat([one.range for one in shown], counts, axis=0).T
+        usable = np.where((least <= own) & (own <= most), own, np.nan)
+        body = np.ascontiguousarray(usable, dtype="<f8").tobytes()
         posts = self._numbers(f"clear {kind}", body, len(body))
-        return np.stack([np.frombuffer(post, dtype="<f8") for post in posts])
+        table = np.stack([np.frombuffer(post, dtype="<f8") for post in posts])
+        for name, row in zip(self.names, table, strict=True):
+            if np.any((row < least) | (row > most)):
+                raise Tampered(
+                    "number-out-of-range",
+                    f"Silo {name!r} posted a number that {shown[0].words} cannot be.",
+                )
+        return table
 
     def total(self, shown: Shown, own: Vector | NDArray[np.int64] | None, places: Places) -> Vector:
         """Return the sum of all silos' vectors, of which each leaves masked."""

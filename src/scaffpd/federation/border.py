@@ -14,6 +14,7 @@ from typing import ClassVar, NamedTuple
 from scaffpd.errors import InputError
 
 Part = tuple[str, str]  # the kind of a question, and the name of a part of its answers
+LARGEST = 1e50  # of a number in the clear: larger losses mean divergence
 QUESTIONS: dict[str, type[Announced]] = {}
 
 
@@ -26,6 +27,7 @@ class Shown(NamedTuple):
         each: whether everybody sees each client's own; else only a sum over all clients.
         extra: whether only some methods ask for it, which then name it.
         kind: of the question, which fills it in.
+        range: the least and the most that a number of it can be.
     """
 
     part: str
@@ -33,6 +35,7 @@ class Shown(NamedTuple):
     each: bool = False
     extra: bool = False
     kind: str = ""
+    range: tuple[float, float] = (-LARGEST, LARGEST)
 
     @property
     def key(self) -> Part:
@@ -40,9 +43,14 @@ class Shown(NamedTuple):
         return self.kind, self.part
 
 
-def each(part: str, words: str, extra: bool = False) -> Shown:
+def each(
+    part: str,
+    words: str,
+    extra: bool = False,
+    range: tuple[float, float] = (-LARGEST, LARGEST),
+) -> Shown:
     """Announce a part of which everybody sees each client's own."""
-    return Shown(part, words, True, extra)
+    return Shown(part, words, True, extra, range=range)
 
 
 def summed(part: str, words: str, extra: bool = False) -> Shown:

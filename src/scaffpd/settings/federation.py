@@ -29,6 +29,7 @@ from scaffpd.data.tabular.columns import CATEGORY, NUMBER
 from scaffpd.data.tabular.schemas import MOST_COLUMNS, MOST_FEATURES, checked_schema
 from scaffpd.data.tabular.settings import CURVES
 from scaffpd.errors import InputError, unknown
+from scaffpd.federation.border import shown
 from scaffpd.fields import Json, Needs, SettingsTable, read_toml, validated
 from scaffpd.models import Personal
 from scaffpd.models.cox import refuse_noise, refuse_powers
@@ -60,11 +61,13 @@ from scaffpd.tasks.base import Task
 SILO = {"data": "a silo's silo.toml; a coordinator's federation.toml is needed"}
 MOST_LABELS = 1000  # a softmax has a coefficient of every column for each
 LARGEST_EPSILON = 20.0
+LEAST_ROWS = 20  # that a number or a sum is over
 EPSILONS = f"a number from 1e-6 to {LARGEST_EPSILON:g}"
 LARGEST_SUMS = 2**18  # N d² up to which Hessians are summed: 2 MB to every silo
 NUMBERS = "number"  # the kind of a column without a range
 Title = Annotated[str, StringConstraints(min_length=1, max_length=LONGEST)]
 Size = Annotated[int, Field(ge=1, le=MOST_FEATURES)]
+Rows = Annotated[int, Field(ge=1, le=10**9), Needs("a whole number from 1 to 1000000000")]
 Label = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
 Categories = Annotated[list[Title], Field(min_length=1, max_length=MOST_CATEGORIES)]
 ColumnKind = Annotated[
@@ -127,6 +130,11 @@ class FederationTraining(SettingsTable):
     rounds: Annotated[int, Field(ge=1, le=10**6), Needs("a whole number from 1 to 1000000")] = 1000
     tol: Annotated[float, Field(ge=0, le=1e6), Needs("a number from 0 to 1e6")] | None = None
     seed: key.Whole = 0
+    # η of local steps, where a method's server needs to know how curved losses are, which silos
+    # keep to themselves
+    rate: Annotated[float, Field(ge=1e-12, le=1e6), Needs("a number from 1e-12 to 1e6")] | None = (
+        None
+    )
 
 
 class DeployedPrivacy(PrivacyBudget):
@@ -169,6 +177,9 @@ class FederationTerms(SettingsTable):
     algorithm: MethodTable = MethodTable()
     objective: ObjectiveTable | None = None
     training: FederationTraining = FederationTraining()
+    # training rows of every silo, rounded down by its operator: what silos count for where they
+    # count by their rows; left out, all count alike
+    rows: dict[Title, Rows] | None = None
     # t, how many silos may show others all that they know; a third of them if left out
     colluding: Annotated[int, Field(ge=1, le=1000), Needs("a whole number >= 1")] | None = None
     privacy: DeployedPrivacy | None = None
@@ -240,6 +251,11 @@ class FederationTerms(SettingsTable):
         """Algorithm with its objective; own code has to be loaded first, by `settle`."""
         assert self._method is not None
         return self._method
+
+    @property
+    def counted(self) -> dict[str, int]:
+        """What silos count for, in their order: their agreed rows, or 1."""
+        return {name: (self.rows or {}).get(name, 1) for name in self.silos}
 
     @property
     def task(self) -> Task:
@@ -321,8 +337,55 @@ class FederationTerms(SettingsTable):
             )
         if self.task.timed and self.method.positive:
             refuse_powers()
+        self._check_shown(file)
         if self.privacy is not None:
             self._check_private(file)
+
+    def _check_shown(self, file: str) -> None:
+        """Refuse what would show more of a silo than its operator can read about beforehand."""
+        method = self.method
+        name = type(method).__name__
+        network = self.model.network is not None
+        asked = method.asks(convex=not network)
+        if more := shown(method.simulated(asked)):
+            raise InputError(
+                "method-for-simulation",
+                f"{name} is for simulation as {file!r} has it: it shows {more[0].words}; of AFL "
+                "and DRFA give dual_rate, or take ScaffPD.",
+            )
+        batch = getattr(method, "batch_size", None)
+        if batch is not None and not network:
+            raise InputError(
+                "minibatch-of-a-table",
+                f"batch_size is for simulation and for networks: leave it out of {file!r}, because "
+                "few rows of a table are known by their answers.",
+            )
+        if batch is not None and batch < LEAST_ROWS:
+            raise InputError(
+                "minibatch-too-small",
+                f"Silos answer no question about fewer than {LEAST_ROWS} rows: raise batch_size in "
+                f"{file!r}.",
+            )
+        public = self.privacy is not None or self.training.rate is not None
+        if method.measures(convex=not network) and not public:
+            raise InputError(
+                "rate-missing",
+                f"{name} needs to know how curved losses are, which stays at silos: agree on "
+                f"training.rate in {file!r}, such as 0.1, or use another method.",
+            )
+        if self.rows is not None and sorted(self.rows) != sorted(self.silos):
+            raise InputError(
+                "rows-of-other-silos", f"[rows] of {file!r} needs a number for every silo."
+            )
+        by_rows = getattr(method, "weights", None) == "samples"
+        by_rows |= self.privacy is not None and self.privacy.shared
+        by_rows |= network and isinstance(method, Fair) and method.local_steps is None
+        if by_rows and self.rows is None:
+            raise InputError(
+                "rows-missing",
+                f"{name} counts silos by their rows, which only the agreement says: add [rows] to "
+                f'{file!r}, or take weights = "uniform", local_steps and noise that is not shared.',
+            )
 
     def _check_private(self, file: str) -> None:
         private = self.privacy
