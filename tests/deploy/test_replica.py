@@ -34,12 +34,13 @@ OBJECTIVES = {
 }
 METHODS = [
     sp.ScaffPD(sp.ChiSquare(rho=0.1), local_steps=10, batch_size=4),
-    sp.FedAvg(local_steps=3, batch_size=4),
+    sp.FedAvg(local_steps=3, batch_size=4, local_rate=0.1),
     sp.FedAvg(local_steps=3, weights="samples"),
     sp.Scaffold(local_steps=3),
-    sp.AFL(local_steps=2),
-    sp.DRFA(sp.Tilted(1.0), local_steps=3),
-    sp.QFFL(local_steps=2),
+    sp.AFL(local_steps=2, dual_rate=0.1),
+    sp.AFL(sp.QFair(1.0), dual_rate=0.1),  # off the simplex λ⁰ goes by the losses
+    sp.DRFA(sp.Tilted(1.0), local_steps=3, dual_rate=0.1),
+    sp.DeltaFL(local_steps=2),
 ]
 
 

@@ -161,7 +161,7 @@ class MinimaxMethod(Algorithm[Proven], Generic[Proven]):
     ) -> Certificate:
         """Return what is proven about the (x, λ) of these answers."""
         c = at.sum(weights) if c is None else c
-        rounding = at.rounding  # after the sum, whose own rounding is part of it
+        rounding = at.rounding()  # after the sum, whose own rounding is part of it
         short = shrinkage(constants, weights)
         errors = rounding[0], short.errors * rounding[1]
         size = length(c, short.factors)

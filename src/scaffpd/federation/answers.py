@@ -229,11 +229,10 @@ class Gradients(Answers[GradientsAt]):
         """Point of the question."""
         return self.question.x
 
-    @property
     def rounding(self) -> tuple[Vector, Vector]:
-        """Bounds on the errors of L_i and of c_i (norms), each with its share of a sum's error.
+        """Bound the errors of L_i and of c_i (norms), each with its share of a sum's error.
 
-        Where vectors are masked these are, for every client, the sums over all of them.
+        Where vectors are masked that is an exchange, and for every client the sum over all of them.
         """
         if self.federation.sums.hides_vectors:
             everyone = np.zeros(len(self.asked.names))
