@@ -13,6 +13,7 @@ from cases.silos import (
     QUICK,
     RANGES,
     ROUGH,
+    ROWS,
     agree,
     agreement,
     epsilon_of,
@@ -207,7 +208,8 @@ def test_clips_are_bounded(tmp_path, clip):
 @pytest.mark.parametrize("shared", ["", "shared = true\n"], ids=["own noise", "shared noise"])
 def test_runs_with_noise_keep_to_their_budgets(tmp_path, fake_clock, shared):
     path, places = federation(tmp_path, replacing=PRIVATE | QUICK, granted=False)
-    path.write_text(path.read_text().replace("epsilon = 2.0\n", f"epsilon = 2.0\n{shared}"))
+    text = path.read_text().replace("epsilon = 2.0\n", f"epsilon = 2.0\n{shared}")
+    path.write_text(text + (ROWS if shared else ""))
     for place in places.values():
         place.write_text(place.read_text() + "\n[limits]\nepsilon = 2\n")
     agree(path, places)

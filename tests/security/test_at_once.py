@@ -44,7 +44,7 @@ from scaffpd.privacy.accountant import Account, epsilon
 THREE = ["cleveland", "hungarian", "va"]
 METHOD = '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 1\n'
 PRIORS = ([0.4, 0.3, 0.3], [0.3, 0.45, 0.25])
-ROUNDS = {"rounds = 500": "rounds = 4"}
+ROUNDS = {"rounds = 500": "rounds = 4\nrate = 0.1"}
 PRIVATE = {
     'folder = "run"': 'folder = "run"\ncurves = "off"',
     "[training]\nrounds = 500\ntol = 1e-6": "[privacy]\nepsilon = 8.0\n[training]\nrounds = 6",

@@ -28,10 +28,11 @@ to the objective's own as fast as the promise does.
 **Certificate.** λ is as good as any multiplier. With μ = min μ_i, K = Σ ψ_i(λ_i), f_i ≥ 0 and ψ
 convex,
 
-    S ≥ 1:  F* ≥ Σ λ_i L_i/S − K/S − (1 − 1/S) ψ(0) − ‖g‖²/(2μ)               for λ/S
+    S ≥ 1:  F* ≥ ω [Σ λ_i L_i − K − S ‖g‖²/(2μ)] − (1 − ω) ψ(β)               for β + ω(λ − β)
     S < 1:  F* ≥ Σ λ_i L_i − (1 − θ)K − θ ψ(κ) − S ‖g‖²/(2μ)                  for λ + θ(κ − λ)
 
-with θ = (1 − S)/(Σ κ_i − S), and F(x) ≤ G(x, ν). All of it comes from sums, and meets F* in the
+with the least weights β of Λ, such as c p behind a floor c, B = Σ β_i, ω = (1 − B)/(S − B) and
+θ = (1 − S)/(Σ κ_i − S), and F(x) ≤ G(x, ν). All of it comes from sums, and meets F* in the
 end.
 """
 
@@ -300,11 +301,14 @@ class MinimaxSums(MinimaxMethod[MinimaxSumsState]):
         if not self.objective.simplex:
             return found.gained - found.cost, 1 / S, 0.0
         top = self.objective._most(p)
-        nothing = float(self.objective._penalties(np.zeros(len(p)), p).sum())
+        bottom = self.objective._least(p)
+        nothing = float(self.objective._penalties(bottom, p).sum())
         full = float(self.objective._penalties(top, p).sum())
         if S >= 1:
-            inner = (found.gained - found.cost - (S - 1) * nothing) / S
-            return found.level + inner, 1.0, nothing + full
+            least = float(bottom.sum())
+            kept = (1 - least) / (S - least) if S > least < 1 else 1.0
+            inner = kept * (found.gained - found.cost) - (1 - kept) * nothing
+            return kept * S * found.level + inner, kept * S, nothing + full
         theta = (1 - S) / max(float(top.sum()) - S, EPSILON)
         cost = (1 - theta) * found.cost + theta * full
         return found.gained + found.level * S - cost, S, nothing + full

@@ -118,7 +118,8 @@ def _show_clients(console: Console, run: RunRecord, most: int) -> None:
             cells.append(line.change.text)
         weight = "" if line.score.weight is None else f"{line.score.weight:.3f}"
         name = f"{line.score.client}{' †' if line.few else ''}"
-        count = f"{line.score.train_rows}, {line.score.test_rows}"
+        counts = [line.score.train_rows, line.score.test_rows]
+        count = ", ".join(str(own) for own in counts if own is not None)  # silos show none
         rows.append((-run.measure.sign * better, [name, count, *cells, weight]))
     rows.sort(key=lambda row: row[0])
     print_table(console, [*heads, "weight λ"], [row for _, row in rows], "clients.csv", most)

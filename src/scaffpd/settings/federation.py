@@ -34,10 +34,12 @@ from scaffpd.fields import Json, Needs, SettingsTable, read_toml, validated
 from scaffpd.models import Personal
 from scaffpd.models.cox import refuse_noise, refuse_powers
 from scaffpd.models.losses import LOSSES
+from scaffpd.objectives.floored import Floored, floor_of
 from scaffpd.pipeline.columns import Plan
 from scaffpd.pipeline.sites import Model, NamedModel
 from scaffpd.privacy import LOCAL_STEPS, ROUNDS
 from scaffpd.privacy.private import private_ridge
+from scaffpd.secure import SHARE
 from scaffpd.secure.aggregation import FEWEST, cap_of, colluding_of
 from scaffpd.settings.method_tables import (
     PACKAGE,
@@ -182,6 +184,9 @@ class FederationTerms(SettingsTable):
     rows: dict[Title, Rows] | None = None
     # t, how many silos may show others all that they know; a third of them if left out
     colluding: Annotated[int, Field(ge=1, le=1000), Needs("a whole number >= 1")] | None = None
+    # c, the share of the average in the objective: every silo keeps c p_i of the weight, whatever
+    # others claim; left out, as much as nine tenths of a sum (limits.share of a silo) take
+    floor: Annotated[float, Field(ge=0, le=0.9), Needs("a number from 0 to 0.9")] | None = None
     privacy: DeployedPrivacy | None = None
     _path: Path
     _method: Algorithm | None = None
@@ -222,7 +227,7 @@ class FederationTerms(SettingsTable):
         if self.privacy is not None and not fixed:
             steps = 1 if self.privacy.shared else LOCAL_STEPS  # each costs privacy
             method = changed(method, local_steps=steps)
-        self._method = self._safe(method)
+        self._method = self._floored(self._safe(method))
 
     def _safe(self, method: Algorithm) -> Algorithm:
         """Cap what one silo may weigh; take the method whose losses stay at silos, if there is one.
@@ -245,6 +250,16 @@ class FederationTerms(SettingsTable):
         d = (width(self.encoding()) + 1) * model.get("classes", 1)  # and more with curves
         bounded = not self.task.timed and LOSSES[model["loss"]].not_negative
         return MinimaxSums(objective) if bounded and d * d * n <= LARGEST_SUMS else method
+
+    def _floored(self, method: Algorithm) -> Algorithm:
+        """Put a floor under every weight, so that nobody's claims leave one silo in a sum."""
+        objective = getattr(method, "objective", None)
+        n = len(self.silos)
+        if objective is None or not objective.simplex or n < FEWEST:
+            return method
+        t = colluding_of(n, self.colluding)
+        floor = floor_of(objective, n, t, SHARE) if self.floor is None else self.floor
+        return changed(method, objective=Floored(objective, floor)) if floor else method
 
     @property
     def method(self) -> Algorithm:
