@@ -186,7 +186,7 @@ def test_a_coordinator_that_is_killed_twice_goes_on(tmp_path):
     run(path, places)
     wanted = model_of(path)
     path, places = federation(tmp_path / "b", replacing=method)
-    transport = Faulty(places, {32: [("crash",)], 75: [("crash",)]})
+    transport = Faulty(places, {36: [("crash",)], 96: [("crash",)]})
     for rounds in (2, 6):
         with pytest.raises(Killed):
             coordinate(path, transport)

@@ -381,7 +381,8 @@ def leaves(terms: FederationTerms) -> list[str]:
             words = dict.fromkeys(one.words for one in parts if one.each == one_by_one)
             lines += [f"{who}, {when}: {'; '.join(words)}."] if words else []
     lines.append(
-        f"Sums are made at one point with at most {most_weightings(n, t)} weightings, in "
+        f"Sums are made at one point with at most {most_weightings(n, t)} weightings, "
+        f"points within {terms.distance:g} of each other being one, in "
         f"{terms.rounds} rounds at most. Each of the other {n - 1} learns the sum over {n - 1} "
         f"silos, all but its own{f'; {t} of them together that over {n - t}' if t > 1 else ''}."
     )

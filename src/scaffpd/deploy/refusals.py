@@ -28,6 +28,7 @@ PUBLIC = (  # codes of a run's refusals that are about what everybody sees
     "ledger-changed",
     "ledger-went-back",
     "model-too-large",
+    "points-too-near",
     "privacy-budget",  # the account counts releases, which are public
     "rows-changed",
     "share-too-large",
@@ -72,6 +73,8 @@ SENTENCES = {
     "operator has to bring back the newest copy, or, of a table in a new file, name the ledger's "
     "folder in data.ledger.",
     "model-too-large": "The exchanges of this model are too large: use a smaller one.",
+    "points-too-near": "Weights that silos keep would be summed twice at points that count as one: "
+    "agree on a larger training.tol, or a smaller distance.",
     "privacy-budget": "The privacy budget of this silo's rows does not allow this answer.",
     "rows-changed": "The rows of a silo are not those that this run began with: changed rows need "
     "a new agreement.",

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.deploy.messages import Array, Json, JsonMapping
-from scaffpd.deploy.transcript import END, NEAR, Session
+from scaffpd.deploy.transcript import END, NEAR, Point, Session
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants, Federation, PrivacyAccount, Vector
 from scaffpd.federation.answers import ClientSelection
@@ -329,11 +329,9 @@ class ReplicaSums:
             assert w is not None
             self._check_share(w)
             question = vectors.asked.question
-            place = _place(question)
-            if isinstance(question, OwnWeights) or part == "errors":  # numbers, and no vector
-                place = f"{question.kind} {part} {place}"
-            level = getattr(question, "level", None)
-            self._check(place, self._weights(question, w), level)
+            # numbers, and no vector
+            other = isinstance(question, OwnWeights) or part == "errors"
+            self._check(part if other else "vectors", question, self._weights(question, w))
             if self.shared and isinstance(question, GradientsAt) and part == "c":
                 ridge = self.channel.facts.ridge.times(float(w.sum()) * question.x)
                 return self._shared(part, vectors.asked, w) + ridge
@@ -398,13 +396,26 @@ class ReplicaSums:
         rows = isinstance(at, ModesAt) and not bool(at.tau.any())
         return weights * self.channel.facts.rows if rows else weights
 
-    def _check(self, place: str, weights: Vector, level: Tensor | None) -> None:
-        """Refuse one weighting too many of what was answered at one point; ν makes another one."""
+    def _check(self, kind: str, question: Question, weights: Vector) -> None:
+        """Refuse one weighting too many of what was answered at one point.
+
+        Weights that only silos know are others at every ν and x, and those of one objective are
+        asked for once: two of them may differ in one silo's weight alone.
+        """
         size = float(np.abs(weights).max(initial=0.0)) or 1.0
-        own = b"" if level is None else level.numpy().tobytes()
-        rounded = np.round(weights / size, DIGITS) + 0.0  # no −0
-        count = self.session.journal.weightings.count(place, rounded.tobytes() + own)
+        name = np.round(weights / size, DIGITS) + 0.0  # no −0
+        x = _about(question)
+        at = Point(type(question).__name__) if x is None else Point.of(kind, x)
+        level = getattr(question, "level", None)
+        own = b"" if level is None or x is None else level.numpy().tobytes() + x.tobytes()
+        count, ours = self.session.journal.weightings.count(at, name.tobytes() + own)
         check_weightings(count, len(weights), self.colluding)
+        if own and ours > 1 and kind == "vectors":
+            raise InputError(
+                "points-too-near",
+                "Weights that silos keep would be summed twice at points that count as one: agree "
+                "on a larger training.tol, or a smaller distance.",
+            )
 
     def _check_share(self, weights: Vector) -> None:
         """Refuse a sum in which one silo has more than its share, as weights by rows may give."""
@@ -460,18 +471,24 @@ def question_parts(question: object) -> tuple[Json, dict[str, Tensor]]:
     return values, tensors
 
 
-def _place(question: object) -> str:
-    """Name the point that a question is about, whatever model and minibatch: x alone counts."""
+def _about(question: object) -> Vector | None:
+    """Return the point that a question is about, whatever model and minibatch: x alone counts."""
     at = getattr(question, "at", None)
     about = at if isinstance(at, Question) else question
     x = getattr(about, "x", None)
     if not isinstance(x, Tensor):
-        return type(question).__name__
+        return None
     if isinstance(about, ModesAt) and about.tau.any():  # of other functions than the losses
         x = torch.cat([x.double(), about.tau])
-    if not bool(x.any()):  # where all linear models begin, whatever their columns
-        return "start"
-    return hashlib.sha256(x.detach().double().cpu().numpy().tobytes()).hexdigest()
+    return np.asarray(x.detach().double().cpu().numpy())
+
+
+def _place(question: object) -> str:
+    """Name that point."""
+    x = _about(question)
+    if x is None:
+        return type(question).__name__
+    return hashlib.sha256(x.tobytes()).hexdigest() if x.any() else "start"
 
 
 def _not_available(*_: object) -> NoReturn:

@@ -81,7 +81,8 @@ class SiloRows:
         """
         method = self.terms.method
         objective = repr(getattr(method, "objective", method))
-        self.weightings = Weightings(self.ledger.weightings(self.entrant), objective)
+        known = self.ledger.weightings(self.entrant)
+        self.weightings = Weightings(known, objective, self.terms.distance)
         check_weightings(self.weightings.objectives, len(self.cards), self.terms.colluding)
         return Journal(self.folder / "asked.jsonl", self.weightings)
 

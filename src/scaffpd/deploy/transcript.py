@@ -44,6 +44,7 @@ NEAR = 1e-9  # numbers of a proposal may differ by this share of the largest, wh
 STATE = "state"  # the proposals about an epoch itself
 END = "end"
 OBJECTIVE = "objective"
+DIRECTIONS = 64  # in which points are compared
 SMALL = 2**16  # bytes of a proposal up to which the first silo stores it, to propose it again
 
 
@@ -58,34 +59,101 @@ class Link(Protocol):
         """Post `own` at a step, and return the posts of the first silo or of all by name."""
 
 
+@dataclass(frozen=True)
+class Point:
+    """Where vectors are summed, as it is compared and written down.
+
+    Attributes:
+        kind: what the vectors are of; those of other kinds are never the same.
+        sketch: x in at most `DIRECTIONS` directions, none of which is longer than x: points are at
+            least as far from each other as their sketches. Empty for x = 0.
+    """
+
+    kind: str
+    sketch: bytes = b""
+
+    @classmethod
+    def of(cls, kind: str, x: Vector) -> Point:
+        """Sketch a point: the sums of every 64th entry, with signs drawn once, over √(their number).
+
+        At zero all linear models begin, whatever their columns.
+        """
+        if not x.any():
+            return cls(kind)
+        rows = -(-len(x) // DIRECTIONS)
+        width = min(len(x), DIRECTIONS)
+        padded = np.zeros(rows * width)
+        padded[: len(x)] = x * (np.random.default_rng(len(x)).integers(0, 2, len(x)) * 2 - 1)
+        return cls(f"{kind} {len(x)}", (padded.reshape(rows, width).sum(0) / rows**0.5).tobytes())
+
+    def near(self, other: Point, distance: float) -> bool:
+        """Whether two points count as one."""
+        if self == other:
+            return True
+        if self.kind.split()[0] != other.kind.split()[0] or (
+            self.sketch and other.sketch and self.kind != other.kind
+        ):
+            return False
+        mine, theirs = (np.frombuffer(one.sketch) if one.sketch else 0.0 for one in (self, other))
+        return bool(np.linalg.norm(np.atleast_1d(mine - theirs)) <= distance)
+
+    def __str__(self) -> str:
+        """Write it for the ledger."""
+        return f"{self.kind} {b64encode(self.sketch).decode()}"
+
+    @classmethod
+    def read(cls, text: str) -> Point:
+        """Read what a ledger has."""
+        kind, _, sketch = text.rpartition(" ")
+        return cls(kind, b64decode(sketch))
+
+
 class Weightings:
     """Weightings with which the vectors of a point were summed, and objectives they follow from.
+
+    Points nearer to each other than an agreed distance are one: the difference of two sums with
+    other weights would be one silo's vector, but for what it changes from point to point.
 
     Args:
         known: places, and weightings there, of this run and others.
         objective: of this run.
+        distance: by which points have to differ.
     """
 
-    def __init__(self, known: Iterable[tuple[str, str]] = (), objective: str = "") -> None:
+    def __init__(
+        self, known: Iterable[tuple[str, str]] = (), objective: str = "", distance: float = 0.0
+    ) -> None:
         self.new: list[tuple[str, str]] = []  # not written down yet
+        self.distance = distance
         self._objective = hashlib.sha256(objective.encode()).hexdigest()
-        self._found: defaultdict[str, set[str]] = defaultdict(set)
+        self._objectives = set[str]()
+        self._found: dict[Point, set[str]] = {}
         for place, found in known:
-            self._found[place].add(found)
+            if place == OBJECTIVE:
+                self._objectives.add(found)
+            else:
+                self._found.setdefault(Point.read(place), set()).add(found)
 
     @property
     def objectives(self) -> int:
         """How many objectives there are, this run's included."""
-        return len(self._found[OBJECTIVE] | {self._objective})
+        return len(self._objectives | {self._objective})
 
-    def count(self, point: str, weighting: bytes) -> int:
-        """Note a weighting at a point, and return how many there are."""
-        own = hashlib.sha256(weighting).hexdigest()
-        for place, found in ((point, own), (OBJECTIVE, self._objective)):
-            if found not in self._found[place]:
-                self._found[place].add(found)
-                self.new.append((place, found))
-        return len(self._found[point])
+    def count(self, point: Point, weighting: bytes) -> tuple[int, int]:
+        """Note a weighting at a point; return how many there are near it, and how many of them
+        under this run's objective.
+        """
+        name = f"{self._objective[:16]}{hashlib.sha256(weighting).hexdigest()}"
+        if name not in self._found.setdefault(point, set()):
+            self._found[point].add(name)
+            self.new.append((str(point), name))
+        if self._objective not in self._objectives:
+            self._objectives.add(self._objective)
+            self.new.append((OBJECTIVE, self._objective))
+        around = [own for other, own in self._found.items() if point.near(other, self.distance)]
+        near = set[str]().union(*around)
+        ours = {one for one in near if one.startswith(self._objective[:16])}
+        return len({one[16:] for one in near}), len(ours)
 
 
 class Journal:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -63,6 +64,7 @@ from scaffpd.tasks.base import Task
 SILO = {"data": "a silo's silo.toml; a coordinator's federation.toml is needed"}
 MOST_LABELS = 1000  # a softmax has a coefficient of every column for each
 LARGEST_EPSILON = 20.0
+USUAL_TOL = 1e-6
 LEAST_ROWS = 20  # that a number or a sum is over
 EPSILONS = f"a number from 1e-6 to {LARGEST_EPSILON:g}"
 LARGEST_SUMS = 2**18  # N d² up to which Hessians are summed: 2 MB to every silo
@@ -187,6 +189,9 @@ class FederationTerms(SettingsTable):
     # c, the share of the average in the objective: every silo keeps c p_i of the weight, whatever
     # others claim; left out, as much as nine tenths of a sum (limits.share of a silo) take
     floor: Annotated[float, Field(ge=0, le=0.9), Needs("a number from 0 to 0.9")] | None = None
+    # points nearer to each other than this count as one, at which few sums are made; left out, a
+    # tenth of the root of training.tol
+    near: Annotated[float, Field(ge=0, le=1), Needs("a number from 0 to 1")] | None = None
     privacy: DeployedPrivacy | None = None
     _path: Path
     _method: Algorithm | None = None
@@ -311,7 +316,14 @@ class FederationTerms(SettingsTable):
     def tol(self) -> float | None:
         """The certified gap to stop at; `None` makes all rounds."""
         given = self.training.tol
-        return (1e-6 if self.certified else None) if given is None else given or None
+        return (USUAL_TOL if self.certified else None) if given is None else given or None
+
+    @property
+    def distance(self) -> float:
+        """What points have to differ by to count as two: near an optimum within `tol` they do."""
+        if self.near is not None:
+            return self.near
+        return min(0.1 * math.sqrt(USUAL_TOL if self.tol is None else self.tol), 1e-4)
 
     def check(self) -> None:
         """Refuse settings that do not go together, as far as the method is known."""
