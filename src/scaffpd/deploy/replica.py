@@ -408,9 +408,10 @@ class ReplicaSums:
         at = Point(type(question).__name__) if x is None else Point.of(kind, x)
         level = getattr(question, "level", None)
         own = b"" if level is None or x is None else level.numpy().tobytes() + x.tobytes()
-        count, ours = self.session.journal.weightings.count(at, name.tobytes() + own)
+        known = self.session.journal.weightings
+        count, ours = known.count(at, name.tobytes() + own, bool(own) and kind == "vectors")
         check_weightings(count, len(weights), self.colluding)
-        if own and ours > 1 and kind == "vectors":
+        if ours > 1:
             raise InputError(
                 "points-too-near",
                 "Weights that silos keep would be summed twice at points that count as one: agree "

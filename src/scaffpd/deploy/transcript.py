@@ -139,11 +139,12 @@ class Weightings:
         """How many objectives there are, this run's included."""
         return len(self._objectives | {self._objective})
 
-    def count(self, point: Point, weighting: bytes) -> tuple[int, int]:
-        """Note a weighting at a point; return how many there are near it, and how many of them
-        under this run's objective.
+    def count(self, point: Point, weighting: bytes, own: bool = False) -> tuple[int, int]:
+        """Note a weighting at a point; return how many there are near it, and how many of them are
+        the silos' own under this run's objective.
         """
-        name = f"{self._objective[:16]}{hashlib.sha256(weighting).hexdigest()}"
+        family = f"{self._objective[:16]} " if own else ""
+        name = f"{family}{hashlib.sha256(weighting).hexdigest()}"
         if name not in self._found.setdefault(point, set()):
             self._found[point].add(name)
             self.new.append((str(point), name))
@@ -152,8 +153,7 @@ class Weightings:
             self.new.append((OBJECTIVE, self._objective))
         around = [own for other, own in self._found.items() if point.near(other, self.distance)]
         near = set[str]().union(*around)
-        ours = {one for one in near if one.startswith(self._objective[:16])}
-        return len({one[16:] for one in near}), len(ours)
+        return len(near), sum(one.startswith(family) for one in near) if own else 0
 
 
 class Journal:

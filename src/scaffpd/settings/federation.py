@@ -41,7 +41,7 @@ from scaffpd.pipeline.sites import Model, NamedModel
 from scaffpd.privacy import LOCAL_STEPS, ROUNDS
 from scaffpd.privacy.private import private_ridge
 from scaffpd.secure import SHARE
-from scaffpd.secure.aggregation import FEWEST, cap_of, colluding_of
+from scaffpd.secure.aggregation import FEWEST, cap_of, colluding_of, most_weightings
 from scaffpd.settings.method_tables import (
     PACKAGE,
     Lists,
@@ -190,7 +190,7 @@ class FederationTerms(SettingsTable):
     # others claim; left out, as much as nine tenths of a sum (limits.share of a silo) take
     floor: Annotated[float, Field(ge=0, le=0.9), Needs("a number from 0 to 0.9")] | None = None
     # points nearer to each other than this count as one, at which few sums are made; left out, a
-    # tenth of the root of training.tol
+    # thousandth of the root of training.tol
     near: Annotated[float, Field(ge=0, le=1), Needs("a number from 0 to 1")] | None = None
     privacy: DeployedPrivacy | None = None
     _path: Path
@@ -244,7 +244,7 @@ class FederationTerms(SettingsTable):
         if objective is None or n < FEWEST:
             return method
         if "cap" in objective.arguments() and objective.cap is None:
-            cap = cap_of(n, colluding_of(n, self.colluding))
+            cap = cap_of(n, self._colluding)
             objective = objective.with_arguments(cap=cap)
             method = changed(method, objective=objective)
         if method != Fair(objective) or self.privacy is not None or not objective.separable:
@@ -262,8 +262,7 @@ class FederationTerms(SettingsTable):
         n = len(self.silos)
         if objective is None or not objective.simplex or n < FEWEST:
             return method
-        t = colluding_of(n, self.colluding)
-        floor = floor_of(objective, n, t, SHARE) if self.floor is None else self.floor
+        floor = floor_of(objective, n, self._colluding, SHARE) if self.floor is None else self.floor
         return changed(method, objective=Floored(objective, floor)) if floor else method
 
     @property
@@ -319,11 +318,15 @@ class FederationTerms(SettingsTable):
         return (USUAL_TOL if self.certified else None) if given is None else given or None
 
     @property
+    def _colluding(self) -> int:
+        return colluding_of(len(self.silos), self.colluding)
+
+    @property
     def distance(self) -> float:
         """What points have to differ by to count as two: near an optimum within `tol` they do."""
         if self.near is not None:
             return self.near
-        return min(0.1 * math.sqrt(USUAL_TOL if self.tol is None else self.tol), 1e-4)
+        return 1e-3 * math.sqrt(min(self.tol or USUAL_TOL, USUAL_TOL))
 
     def check(self) -> None:
         """Refuse settings that do not go together, as far as the method is known."""
@@ -334,6 +337,14 @@ class FederationTerms(SettingsTable):
             raise InputError(
                 "curves-without-columns",
                 f"{file!r} asks for curves, which go with a linear model of columns of numbers.",
+            )
+        few = most_weightings(len(self.silos), self._colluding) < 2
+        if few and self.curved and (self.paired or self.plan().evidence):
+            raise InputError(
+                "curves-with-few-silos",
+                f"{file!r} asks for pairs, or for strengths by evidence, beside curves: at one "
+                "point these make more sums than are safe with so few silos. Take pairs = 0 and "
+                "l2 and kappa as numbers, or more silos.",
             )
         if self.task.timed and self.labels:
             raise InputError(
