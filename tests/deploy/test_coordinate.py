@@ -8,6 +8,7 @@ import pytest
 import scaffpd as sp
 from cases.refusals import refuses
 from cases.silos import (
+    FIRST_LINE,
     MODEL,
     OBJECTIVE,
     QUICK,
@@ -47,7 +48,10 @@ def without_proof(kind, settings="", rounds=4):
 
 
 WAYS = {
-    "fair": {"rounds = 500\ntol = 1e-6": "rounds = 15\ntol = 0"},
+    "fair": {
+        "rounds = 500\ntol = 1e-6": "rounds = 15\ntol = 0",
+        FIRST_LINE: f"{FIRST_LINE}\nnear = 0.0",
+    },
     "ScaffPD": {
         "[objective]": '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 3\n[objective]',
         **ROUGH,

@@ -151,8 +151,8 @@ def test_own_code_is_loaded_once_a_person_has_agreed(tmp_path, capsys, fake_cloc
     for folder in (tmp_path, *(place.parent for place in places.values())):
         (folder / "ourdata.py").write_text(MODULE)
     for place in places.values():
-        limits = "\n[limits]\nshare = 1.0\n" if place != places["va"] else ""
-        place.write_text(place.read_text() + listed + limits)
+        share = 0.5 if place == places["va"] else 1.0
+        place.write_text(f"{place.read_text()}{listed}\n[limits]\nshare = {share}\n")
     marks = [place.with_name("imported") for place in places.values()]
     document = agreement(path, places)  # the coordinator's own file, with its own copy
     assert "ourdata" not in json.dumps(document.values)
@@ -175,7 +175,7 @@ def test_own_code_is_loaded_once_a_person_has_agreed(tmp_path, capsys, fake_cloc
     assert marks[-1].exists()
     assert not silos["va"].records.known().runs
     text = places["va"].read_text()
-    places["va"].write_text(f"{text}\n[limits]\nshare = 1.0\n")
+    places["va"].write_text(text.replace("share = 0.5", "share = 1.0"))
     outcome, _ = run(path, places)
     assert all(mark.exists() for mark in marks)
     is_right(path, places, outcome)
@@ -472,7 +472,7 @@ def test_mutated_documents_get_a_fixed_answer(site, monkeypatch, caplog):
 def test_what_this_silos_file_says_is_not_told(site):
     """A refusal by a limit of silo.toml has no number of it."""
     silo, document = site
-    document["terms"]["objective"]["cap"] = 0.5
+    document["terms"]["floor"] = 0.0
     reply = began(silo, document)
     is_fixed(reply, ["share-too-large"])
     silo.file.identity.write_text("unreadable")
