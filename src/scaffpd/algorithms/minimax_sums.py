@@ -58,6 +58,7 @@ NEAR = 4.0  # ρ, in promises
 FALL = 16.0  # of ρ in a round, at most
 CURVED = 1e-10  # of ‖s‖‖y‖: a smaller ⟨s, y⟩ is rounding
 TINY = 1e-250
+NEARLY = 1e-9  # share by which rounding may move a sum
 
 
 @dataclass(frozen=True)
@@ -255,7 +256,16 @@ class MinimaxSums(MinimaxMethod[MinimaxSumsState]):
             return 1.0, 0.0, 0.0
         ones = np.ones(len(federation.names))
         mass, slope, most = federation.ask(question).added("terms", ones).tolist()
+        self._check_mass(mass, question)
+        _possible(0 <= slope <= most * (1 + NEARLY) + NEARLY)
         return mass, slope, most
+
+    def _check_mass(self, mass: float, question: OwnWeights) -> None:
+        """Refuse a Σ λ_i that clients cannot have; off the simplex there is no largest."""
+        p = question.prior.numpy()
+        most = float(self.objective._most(p).sum()) if self.objective.simplex else np.inf
+        least = float(self.objective._least(p).sum())
+        _possible(least * (1 - NEARLY) <= mass <= most * (1 + NEARLY))
 
     def _summed(self, federation: Federation, first: OwnWeights, nu: float) -> SumsAt:
         level = torch.tensor([nu], dtype=torch.float64)
@@ -263,6 +273,8 @@ class MinimaxSums(MinimaxMethod[MinimaxSumsState]):
         found = answers.added("sums", np.ones(len(federation.names))).double().cpu().numpy()
         nu = float(level)  # as the first silo has it
         mass, value, gained, cost, error, size = found[:NUMBERS].tolist()
+        self._check_mass(mass, first)
+        _possible(min(error, size) >= 0 and bool(np.isfinite(found).all()))
         d = federation.dimension
         gradient, upper = np.split(found[NUMBERS:], [d])
         hessian = np.zeros((d, d))
@@ -312,6 +324,16 @@ class MinimaxSums(MinimaxMethod[MinimaxSumsState]):
         theta = (1 - S) / max(float(top.sum()) - S, EPSILON)
         cost = (1 - theta) * found.cost + theta * full
         return found.gained + found.level * S - cost, S, nothing + full
+
+
+def _possible(found: bool) -> None:
+    """Refuse sums that no losses have, whoever has added to them."""
+    if not found:
+        raise InputError(
+            "sum-impossible",
+            "A sum over all clients is one that no losses have: one of them does not keep to the "
+            "protocol.",
+        )
 
 
 def _correction(mass: float, slope: float, most: float) -> float:

@@ -14,6 +14,7 @@ from scaffpd.deploy.flare.serving import expiry_warning
 from scaffpd.deploy.messages import Json
 from scaffpd.deploy.program import MODEL, Finished
 from scaffpd.numbers import capital
+from scaffpd.objectives.base import LARGEST
 from scaffpd.report.record import ClientScore, ModelRecord, Overall, PrivacyRecord, RunRecord
 from scaffpd.report.recording import round_records
 from scaffpd.settings.federation import FederationFile
@@ -100,7 +101,9 @@ def _clients(file: FederationFile, done: Finished, rated: bool) -> list[ClientSc
     weights = result.weights
     method = file.method
     if isinstance(method, MinimaxSums) and file.model.kappa is None and "train" in scores:
-        weights = method.objective.maximizer(scores["train"].loss)  # of the last losses, as shown
+        shown = scores["train"].loss
+        sane = bool(np.all(np.abs(shown) < LARGEST))  # what one silo says fails no run
+        weights = method.objective.maximizer(shown) if sane else weights  # of the last losses
     found = []
     for i, name in enumerate(file.silos):
         own: Json = {"weight": float(weights[i]), "epsilon": done.spent.get(name)}

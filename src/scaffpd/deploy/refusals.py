@@ -32,6 +32,8 @@ PUBLIC = (  # codes of a run's refusals that are about what everybody sees
     "privacy-budget",  # the account counts releases, which are public
     "rows-changed",
     "share-too-large",
+    "start-not-finite",
+    "sum-impossible",
     "too-many-weightings",
 )
 SENTENCES = {
@@ -78,6 +80,9 @@ SENTENCES = {
     "privacy-budget": "The privacy budget of this silo's rows does not allow this answer.",
     "rows-changed": "The rows of a silo are not those that this run began with: changed rows need "
     "a new agreement.",
+    "start-not-finite": "A loss is not finite at the start, or the objective has no value there.",
+    "sum-impossible": "A sum over all silos is one that no losses have: one of them does not keep "
+    "to the protocol.",
     "too-many-weightings": "The rows of this silo would be summed with more weightings than are "
     "safe: go on with an objective that an earlier agreement had, or agree on [privacy].",
 }
