@@ -71,6 +71,11 @@ class SiloRows:
         self._written = 0  # releases of the account that are in the ledger
         self._counts: PrivateCounts | None = None
 
+    @property
+    def minibatches(self) -> int:
+        """What minibatches are drawn from: if all could draw them, they would ask about rows."""
+        return int.from_bytes(derived(self._secret, b"minibatches" + self.digest), "big")
+
     def commitment(self) -> str:
         """Return a hash of the rows, salted for this agreement."""
         return self.data.commitment(derived(self._secret, b"salt" + self.digest))
@@ -117,9 +122,7 @@ class SiloRows:
         test = None if ready.test is None else {self.file.name: ready.test}
         bound = self._model(model)
         made = Cohort({self.file.name: ready.train}, bound, test=test, settle=False)
-        # minibatches that everybody could draw would be questions about rows of one's choice
-        drawn = derived(self._secret, b"minibatches" + self.digest)
-        made.channel.secret = (int.from_bytes(drawn, "big"),)
+        made.channel.secret = (self.minibatches,)
         if self.noise:
             self._pay(made.channel.account)
         return made

@@ -338,7 +338,8 @@ class FederationTerms(SettingsTable):
                 "curves-without-columns",
                 f"{file!r} asks for curves, which go with a linear model of columns of numbers.",
             )
-        few = most_weightings(len(self.silos), self._colluding) < 2
+        n = len(self.silos)
+        few = n >= FEWEST and most_weightings(n, self._colluding) < 2
         if few and self.curved and (self.paired or self.plan().evidence):
             raise InputError(
                 "curves-with-few-silos",
