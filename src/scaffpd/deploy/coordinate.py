@@ -37,6 +37,7 @@ from scaffpd.training.loop import RoundInfo
 log = logging.getLogger("scaffpd.coordinator")
 PAUSE_SECONDS = 1.0  # between two attempts to reach silos
 STRIKES = 3  # epochs in a row without a new round, after which the run pauses
+HONEST = " The certified gap holds if all silos keep to the protocol."
 JOIN_SECONDS = 60.0  # for the onlooker, once all silos are done
 
 
@@ -187,6 +188,8 @@ class Coordination:
         result = done.model.result
         proven = float(result.certificate) if np.isfinite(result.certificate) else None
         sentence = str(result)
+        if proven is not None:
+            sentence += HONEST
         if self.file.privacy is not None:
             pair = f"({max(done.spent.values()):.2f}, {self.file.privacy.delta:g})"
             sentence += f" Every record is protected with (ε, δ) = {pair}, as the silos count."

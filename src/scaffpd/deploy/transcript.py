@@ -74,7 +74,7 @@ class Point:
 
     @classmethod
     def of(cls, kind: str, x: Vector) -> Point:
-        """Sketch a point: the sums of every 64th entry, with signs drawn once, over √(their number).
+        """Sketch a point: sums of every 64th entry, with signs drawn once, over √(their number).
 
         At zero all linear models begin, whatever their columns.
         """
