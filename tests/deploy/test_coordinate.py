@@ -79,6 +79,22 @@ def test_every_silo_has_the_cohorts_model(tmp_path, way):
         assert wanted.certificate < outcome.certificate < 1e-11
 
 
+def test_without_a_floor_the_model_is_that_of_the_objective(tmp_path):
+    """c = 0, which only silos that allow all weight on one take part in."""
+    ending = {"rounds = 500\ntol = 1e-6": "rounds = 15\ntol = 0"}
+    ending |= {FIRST_LINE: f"{FIRST_LINE}\nnear = 0.0\nfloor = 0.0"}
+    path, places = federation(tmp_path, replacing=ending, granted=False)
+    for place in places.values():
+        place.write_text(place.read_text() + "\n[limits]\nshare = 1.0\n")
+    agree(path, places)
+    outcome, _ = run(path, places)
+    assert outcome.final
+    objective = FederationFile.read(path).method.objective
+    assert isinstance(objective, sp.ChiSquare)
+    wanted = sp.train(sp.fair(objective), cohort(path, places), 12)
+    np.testing.assert_allclose(model_of(path), wanted.x, rtol=0, atol=1e-8)
+
+
 @pytest.mark.parametrize("strength", ["l2 = 0.03", *mostly_long(["", 'kappa = "auto"'], "")])
 def test_times_to_an_event(tmp_path, strength):
     """Cox's model: of each silo's own risk sets, with entries where a silo has them."""

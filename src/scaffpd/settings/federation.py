@@ -14,7 +14,7 @@ from typing import Annotated, Self
 from pydantic import BeforeValidator, Field, StringConstraints, ValidationInfo, model_validator
 
 import scaffpd.fields as key
-from scaffpd.algorithms import ALGORITHMS, Algorithm, Fair, MinimaxSums
+from scaffpd.algorithms import Algorithm, Fair, MinimaxSums
 from scaffpd.algorithms.base import SLOPES, VECTORS
 from scaffpd.data.tabular.agree import (
     LARGEST,
@@ -30,10 +30,9 @@ from scaffpd.data.tabular.columns import CATEGORY, NUMBER
 from scaffpd.data.tabular.schemas import MOST_COLUMNS, MOST_FEATURES, checked_schema
 from scaffpd.data.tabular.settings import CURVES
 from scaffpd.errors import InputError, unknown
-from scaffpd.federation.border import shown
 from scaffpd.fields import Json, Needs, SettingsTable, read_toml, validated
 from scaffpd.models import Personal
-from scaffpd.models.cox import refuse_noise, refuse_powers
+from scaffpd.models.cox import refuse_powers
 from scaffpd.models.losses import LOSSES
 from scaffpd.objectives.floored import Floored, floor_of
 from scaffpd.pipeline.columns import Plan
@@ -42,6 +41,7 @@ from scaffpd.privacy import LOCAL_STEPS, ROUNDS
 from scaffpd.privacy.private import private_ridge
 from scaffpd.secure import SHARE
 from scaffpd.secure.aggregation import FEWEST, cap_of, colluding_of, most_weightings
+from scaffpd.settings.deployable import refuse_noisy, refuse_shown
 from scaffpd.settings.method_tables import (
     PACKAGE,
     Lists,
@@ -65,7 +65,6 @@ SILO = {"data": "a silo's silo.toml; a coordinator's federation.toml is needed"}
 MOST_LABELS = 1000  # a softmax has a coefficient of every column for each
 LARGEST_EPSILON = 20.0
 USUAL_TOL = 1e-6
-LEAST_ROWS = 20  # that a number or a sum is over
 EPSILONS = f"a number from 1e-6 to {LARGEST_EPSILON:g}"
 LARGEST_SUMS = 2**18  # N d² up to which Hessians are summed: 2 MB to every silo
 NUMBERS = "number"  # the kind of a column without a range
@@ -181,16 +180,14 @@ class FederationTerms(SettingsTable):
     algorithm: MethodTable = MethodTable()
     objective: ObjectiveTable | None = None
     training: FederationTraining = FederationTraining()
-    # training rows of every silo, rounded down by its operator: what silos count for where they
-    # count by their rows; left out, all count alike
+    # training rows of every silo, rounded down by its operator; left out, silos count alike
     rows: dict[Title, Rows] | None = None
     # t, how many silos may show others all that they know; a third of them if left out
     colluding: Annotated[int, Field(ge=1, le=1000), Needs("a whole number >= 1")] | None = None
-    # c, the share of the average in the objective: every silo keeps c p_i of the weight, whatever
-    # others claim; left out, as much as nine tenths of a sum (limits.share of a silo) take
+    # c, the average's share of the objective: every silo keeps c p_i of the weight, whatever others
+    # claim; left out, what the usual limits.share of silos takes
     floor: Annotated[float, Field(ge=0, le=0.9), Needs("a number from 0 to 0.9")] | None = None
-    # points nearer to each other than this count as one, at which few sums are made; left out, a
-    # thousandth of the root of training.tol
+    # points nearer than this count as one; left out, a thousandth of the root of training.tol
     near: Annotated[float, Field(ge=0, le=1), Needs("a number from 0 to 1")] | None = None
     privacy: DeployedPrivacy | None = None
     _path: Path
@@ -376,92 +373,9 @@ class FederationTerms(SettingsTable):
             )
         if self.task.timed and self.method.positive:
             refuse_powers()
-        self._check_shown(file)
+        refuse_shown(self, file)
         if self.privacy is not None:
-            self._check_private(file)
-
-    def _check_shown(self, file: str) -> None:
-        """Refuse what would show more of a silo than its operator can read about beforehand."""
-        method = self.method
-        name = type(method).__name__
-        network = self.model.network is not None
-        asked = method.asks(convex=not network)
-        if more := shown(method.simulated(asked)):
-            raise InputError(
-                "method-for-simulation",
-                f"{name} is for simulation as {file!r} has it: it shows {more[0].words}; of AFL "
-                "and DRFA give dual_rate, or take ScaffPD.",
-            )
-        batch = getattr(method, "batch_size", None)
-        if batch is not None and not network:
-            raise InputError(
-                "minibatch-of-a-table",
-                f"batch_size is for simulation and for networks: leave it out of {file!r}, because "
-                "few rows of a table are known by their answers.",
-            )
-        if batch is not None and batch < LEAST_ROWS:
-            raise InputError(
-                "minibatch-too-small",
-                f"Silos answer no question about fewer than {LEAST_ROWS} rows: raise batch_size in "
-                f"{file!r}.",
-            )
-        public = self.privacy is not None or self.training.rate is not None
-        if method.measures(convex=not network) and not public:
-            raise InputError(
-                "rate-missing",
-                f"{name} needs to know how curved losses are, which stays at silos: agree on "
-                f"training.rate in {file!r}, such as 0.1, or use another method.",
-            )
-        if self.rows is not None and sorted(self.rows) != sorted(self.silos):
-            raise InputError(
-                "rows-of-other-silos", f"[rows] of {file!r} needs a number for every silo."
-            )
-        by_rows = getattr(method, "weights", None) == "samples"
-        by_rows |= self.privacy is not None and self.privacy.shared
-        by_rows |= network and isinstance(method, Fair) and method.local_steps is None
-        if by_rows and self.rows is None:
-            raise InputError(
-                "rows-missing",
-                f"{name} counts silos by their rows, which only the agreement says: add [rows] to "
-                f'{file!r}, or take weights = "uniform", local_steps and noise that is not shared.',
-            )
-
-    def _check_private(self, file: str) -> None:
-        private = self.privacy
-        assert private is not None
-        if self.task.timed:
-            refuse_noise()
-        if not self.method.asks_losses:
-            able = ", ".join(name for name, kind in ALGORITHMS.items() if kind.asks_losses)
-            raise InputError(
-                "method-not-private",
-                f"[privacy] of {file!r} needs a method that asks for losses itself, because "
-                f"nothing else may leave silos: {able}, not {type(self.method).__name__}.",
-            )
-        several = (
-            getattr(self.method, "local_steps", 1) not in (None, 1)
-            or getattr(self.method, "batch_size", None) is not None
-        )
-        if private.shared and (self.model.network is not None or several):
-            raise InputError(
-                "shared-noise-visible",
-                f"[privacy] shared of {file!r} needs a linear model, one local step and all rows: "
-                "shared noise only covers sums of gradients.",
-            )
-        if isinstance(self.columns, dict) and not self.encoding().get("declared"):
-            raise InputError(
-                "range-missing",
-                f"[privacy] of {file!r} needs the range of every numeric column, such as "
-                "age = [0, 100]: means and deviations carry no noise.",
-            )
-        if self.model.kappa == AUTO:
-            raise InputError(
-                "evidence-with-noise",
-                f'{file!r} has model.kappa = "auto" with [privacy]: evidence would cost ε. Give κ '
-                "as a number, such as 10: personal models are made after the run and cost nothing.",
-            )
-        if not 1e-6 <= private.clip <= 1e6 or not 1e-6 <= private.loss_clip <= 1e6:
-            raise InputError("clip-out-of-range", f"{file!r} needs clips from 1e-6 to 1e6.")
+            refuse_noisy(self, self.privacy, file)
 
     def encoding(self) -> Schema:
         """Return the columns as silos encode them."""
