@@ -318,9 +318,9 @@ class MinimaxSums(MinimaxMethod[MinimaxSumsState]):
         full = float(self.objective._penalties(top, p).sum())
         if S >= 1:
             least = float(bottom.sum())
-            kept = (1 - least) / (S - least) if S > least < 1 else 1.0
-            inner = kept * (found.gained - found.cost) - (1 - kept) * nothing
-            return kept * S * found.level + inner, kept * S, nothing + full
+            omega = (1 - least) / (S - least) if S > least < 1 else 1.0
+            inner = omega * (found.gained - found.cost) - (1 - omega) * nothing
+            return omega * S * found.level + inner, omega * S, nothing + full
         theta = (1 - S) / max(float(top.sum()) - S, EPSILON)
         cost = (1 - theta) * found.cost + theta * full
         return found.gained + found.level * S - cost, S, nothing + full

@@ -2,25 +2,60 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from scaffpd.algorithms import ALGORITHMS, Fair
+from scaffpd.algorithms import ALGORITHMS, Algorithm, Fair
+from scaffpd.algorithms.base import SLOPES, VECTORS
 from scaffpd.errors import InputError
 from scaffpd.federation.border import shown
-from scaffpd.models.cox import refuse_noise
-from scaffpd.settings.tables import AUTO
-
-if TYPE_CHECKING:
-    from scaffpd.settings.federation import DeployedPrivacy, FederationTerms
+from scaffpd.settings.tables import PrivacyBudget
 
 LEAST_ROWS = 20  # that a number or a sum is over
 
 
-def refuse_shown(terms: FederationTerms, file: str) -> None:
+@dataclass(frozen=True)
+class Deployed:
+    """Terms of a federation, as far as they matter here.
+
+    Attributes:
+        file: its name.
+        method: the agreed method.
+        network: whether the model is a network.
+        silos: their names.
+        rows: what they count for, if that is agreed.
+        rate: the agreed rate of local steps.
+        private: [privacy].
+        shared: whether silos share its noise.
+    """
+
+    file: str
+    method: Algorithm
+    network: bool
+    silos: Sequence[str]
+    rows: Mapping[str, int] | None
+    rate: float | None
+    private: PrivacyBudget | None
+    shared: bool
+
+
+def refuse_shown(terms: Deployed) -> None:
     """Refuse what would show more of a silo than its operator can read about beforehand."""
     method = terms.method
+    file = terms.file
     name = type(method).__name__
-    network = terms.model.network is not None
+    network = terms.network
+    if method.needs & {VECTORS, SLOPES}:
+        raise InputError(
+            "method-needs-vectors",
+            f"{name} needs every silo's own vectors, but only sums leave silos: use another "
+            f"algorithm in {file!r}, such as Fair.",
+        )
+    if getattr(method, "clients_per_round", None) is not None:
+        raise InputError(
+            "clients-per-round-fixed",
+            f"All silos take part in every sum: leave clients_per_round out of {file!r}.",
+        )
     asked = method.asks(convex=not network)
     if more := shown(method.simulated(asked)):
         raise InputError(
@@ -41,7 +76,7 @@ def refuse_shown(terms: FederationTerms, file: str) -> None:
             f"Silos answer no question about fewer than {LEAST_ROWS} rows: raise batch_size in "
             f"{file!r}.",
         )
-    public = terms.privacy is not None or terms.training.rate is not None
+    public = terms.private is not None or terms.rate is not None
     if method.measures(convex=not network) and not public:
         raise InputError(
             "rate-missing",
@@ -53,7 +88,7 @@ def refuse_shown(terms: FederationTerms, file: str) -> None:
             "rows-of-other-silos", f"[rows] of {file!r} needs a number for every silo."
         )
     by_rows = getattr(method, "weights", None) == "samples"
-    by_rows |= terms.privacy is not None and terms.privacy.shared
+    by_rows |= terms.shared
     by_rows |= network and isinstance(method, Fair) and method.local_steps is None
     if by_rows and terms.rows is None:
         raise InputError(
@@ -63,10 +98,17 @@ def refuse_shown(terms: FederationTerms, file: str) -> None:
         )
 
 
-def refuse_noisy(terms: FederationTerms, private: DeployedPrivacy, file: str) -> None:
-    """Refuse what does not go with noise."""
-    if terms.task.timed:
-        refuse_noise()
+def refuse_noisy(terms: Deployed, ranged: bool, auto: bool) -> None:
+    """Refuse what does not go with noise.
+
+    Args:
+        terms: those of the federation.
+        ranged: whether all numbers have ranges, or columns no names.
+        auto: whether κ is left to the rows.
+    """
+    private = terms.private
+    file = terms.file
+    assert private is not None
     if not terms.method.asks_losses:
         able = ", ".join(name for name, kind in ALGORITHMS.items() if kind.asks_losses)
         raise InputError(
@@ -78,19 +120,19 @@ def refuse_noisy(terms: FederationTerms, private: DeployedPrivacy, file: str) ->
         getattr(terms.method, "local_steps", 1) not in (None, 1)
         or getattr(terms.method, "batch_size", None) is not None
     )
-    if private.shared and (terms.model.network is not None or several):
+    if terms.shared and (terms.network or several):
         raise InputError(
             "shared-noise-visible",
             f"[privacy] shared of {file!r} needs a linear model, one local step and all rows: "
             "shared noise only covers sums of gradients.",
         )
-    if isinstance(terms.columns, dict) and not terms.encoding().get("declared"):
+    if not ranged:
         raise InputError(
             "range-missing",
             f"[privacy] of {file!r} needs the range of every numeric column, such as "
             "age = [0, 100]: means and deviations carry no noise.",
         )
-    if terms.model.kappa == AUTO:
+    if auto:
         raise InputError(
             "evidence-with-noise",
             f'{file!r} has model.kappa = "auto" with [privacy]: evidence would cost ε. Give κ '

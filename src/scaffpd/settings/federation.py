@@ -15,7 +15,6 @@ from pydantic import BeforeValidator, Field, StringConstraints, ValidationInfo, 
 
 import scaffpd.fields as key
 from scaffpd.algorithms import Algorithm, Fair, MinimaxSums
-from scaffpd.algorithms.base import SLOPES, VECTORS
 from scaffpd.data.tabular.agree import (
     LARGEST,
     LONGEST,
@@ -32,7 +31,7 @@ from scaffpd.data.tabular.settings import CURVES
 from scaffpd.errors import InputError, unknown
 from scaffpd.fields import Json, Needs, SettingsTable, read_toml, validated
 from scaffpd.models import Personal
-from scaffpd.models.cox import refuse_powers
+from scaffpd.models.cox import refuse_noise, refuse_powers
 from scaffpd.models.losses import LOSSES
 from scaffpd.objectives.floored import Floored, floor_of
 from scaffpd.pipeline.columns import Plan
@@ -41,7 +40,7 @@ from scaffpd.privacy import LOCAL_STEPS, ROUNDS
 from scaffpd.privacy.private import private_ridge
 from scaffpd.secure import SHARE
 from scaffpd.secure.aggregation import FEWEST, cap_of, colluding_of, most_weightings
-from scaffpd.settings.deployable import refuse_noisy, refuse_shown
+from scaffpd.settings.deployable import Deployed, refuse_noisy, refuse_shown
 from scaffpd.settings.method_tables import (
     PACKAGE,
     Lists,
@@ -360,22 +359,25 @@ class FederationTerms(SettingsTable):
                 "tol-without-certificate",
                 f"{kind} certifies nothing: leave training.tol out of {file!r}.",
             )
-        if self.method.needs & {VECTORS, SLOPES}:
-            raise InputError(
-                "method-needs-vectors",
-                f"{name} needs every silo's own vectors, but only sums leave silos: use another "
-                f"algorithm in {file!r}, such as Fair.",
-            )
-        if getattr(self.method, "clients_per_round", None) is not None:
-            raise InputError(
-                "clients-per-round-fixed",
-                f"All silos take part in every sum: leave clients_per_round out of {file!r}.",
-            )
         if self.task.timed and self.method.positive:
             refuse_powers()
-        refuse_shown(self, file)
+        shared = self.privacy is not None and self.privacy.shared
+        deployed = Deployed(
+            file,
+            self.method,
+            self.model.network is not None,
+            self.silos,
+            self.rows,
+            self.training.rate,
+            self.privacy,
+            shared,
+        )
+        refuse_shown(deployed)
         if self.privacy is not None:
-            refuse_noisy(self, self.privacy, file)
+            if self.task.timed:
+                refuse_noise()
+            ranged = not isinstance(self.columns, dict) or bool(self.encoding().get("declared"))
+            refuse_noisy(deployed, ranged, self.model.kappa == AUTO)
 
     def encoding(self) -> Schema:
         """Return the columns as silos encode them."""
