@@ -46,6 +46,7 @@ from scaffpd.settings.method_tables import (
     Lists,
     MethodTable,
     ObjectiveTable,
+    Rate,
     found_classes,
 )
 from scaffpd.settings.methods import algorithm_of, changed, listed
@@ -134,9 +135,7 @@ class FederationTraining(SettingsTable):
     seed: key.Whole = 0
     # η of local steps, where a method's server needs to know how curved losses are, which silos
     # keep to themselves
-    rate: Annotated[float, Field(ge=1e-12, le=1e6), Needs("a number from 1e-12 to 1e6")] | None = (
-        None
-    )
+    rate: Rate | None = None
 
 
 class DeployedPrivacy(PrivacyBudget):
