@@ -133,8 +133,7 @@ class FederationTraining(SettingsTable):
     rounds: Annotated[int, Field(ge=1, le=10**6), Needs("a whole number from 1 to 1000000")] = 1000
     tol: Annotated[float, Field(ge=0, le=1e6), Needs("a number from 0 to 1e6")] | None = None
     seed: key.Whole = 0
-    # η of local steps, where a method's server needs to know how curved losses are, which silos
-    # keep to themselves
+    # η of local steps, where a method's server needs to know how curved losses are
     rate: Rate | None = None
 
 
