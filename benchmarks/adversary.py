@@ -520,7 +520,7 @@ def compared(point: Point) -> Verdict:
     known = cohort.constants()
     c = answers.sum(weights)
     short = shrinkage(known, weights)
-    errors = answers.rounding[0], short.errors * answers.rounding[1]
+    errors = answers.rounding()[0], short.errors * answers.rounding()[1]
     size = length(c, short.factors)
     proof = certify(objective, answers.losses, weights, size, known.strong_convexity, errors)
     return verdict(point, cohort, clients, x, weights, objective, answers, c, proof.gap)
@@ -594,7 +594,7 @@ def verdict(point, cohort, clients, x, weights, objective, answers, c, certifica
     gradients = [flat(pair[1]) for pair in pairs]
     w = normal_weights(objective, weights)
     broken = []
-    e, slack = (exact(bound) for bound in answers.rounding)
+    e, slack = (exact(bound) for bound in answers.rounding())
     for i, (true, said) in enumerate(zip(losses, exact(answers.losses), strict=True)):
         if abs(true - said) > e[i]:
             broken.append(f"loss {i}: {float(abs(true - said)):.3g} > {float(e[i]):.3g}")

@@ -233,7 +233,7 @@ def judged(random) -> tuple[tuple[str, ...], float]:
     known = cohort.constants()
     c = at.sum(weights)
     short = shrinkage(known, weights)
-    errors = at.rounding[0], short.errors * at.rounding[1]
+    errors = at.rounding()[0], short.errors * at.rounding()[1]
     size = length(c, short.factors)
     certificate = certify(objective, at.losses, weights, size, known.strong_convexity, errors).gap
     true = [problem.value_and_slope(i, exact(x)) for i in range(len(problem.clients))]
@@ -241,14 +241,16 @@ def judged(random) -> tuple[tuple[str, ...], float]:
     each = at.each().numpy()
     least = min(problem.l2)
     for i, (value, slope) in enumerate(true):
-        if abs(value - mpf(float(at.losses[i]))) > mpf(float(at.rounding[0][i])):
+        if abs(value - mpf(float(at.losses[i]))) > mpf(float(at.rounding()[0][i])):
             broken.append(f"loss {i}: {float(abs(value - mpf(float(at.losses[i])))):.3g}")
         away = [
             (a - b) ** 2 * least / r
             for a, b, r in zip(slope, exact(each[i]), problem.l2, strict=True)
         ]
-        if sqrt(fsum(away)) > mpf(float(at.rounding[1][i])):
-            broken.append(f"gradient {i}: {float(sqrt(fsum(away))):.3g} > {at.rounding[1][i]:.3g}")
+        if sqrt(fsum(away)) > mpf(float(at.rounding()[1][i])):
+            broken.append(
+                f"gradient {i}: {float(sqrt(fsum(away))):.3g} > {at.rounding()[1][i]:.3g}"
+            )
     w = hostile.normal_weights(objective, weights)
     top = hostile.support(objective, [value for value, _ in true]) + hostile.penalty(objective, w)
     gap = top - problem.least(w, exact(x))

@@ -131,13 +131,13 @@ def long_row(n, dtype):
     at = cohort.gradients(torch.full((n,), float(value), dtype=dtype))
     one = np.ones(1)
     mu = cohort.constants().strong_convexity
-    proof = certify(sp.Average(), at.losses, one, length(at.sum(one)), mu, at.rounding)
+    proof = certify(sp.Average(), at.losses, one, length(at.sum(one)), mu, at.rounding())
     target = Fraction(float(y[0]))
     ridge = Fraction(l2)
     loss = (s - target) ** 2 + ridge / 2 * s
     best = target**2 * ridge / 2 / (s + ridge / 2)
     assert abs(target - s - ridge / 2) > s / 10**5, "the error is visible"
-    return proof.gap, loss - best, abs(Fraction(at.losses[0]) - loss), at.rounding[0][0]
+    return proof.gap, loss - best, abs(Fraction(at.losses[0]) - loss), at.rounding()[0][0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -48,7 +48,7 @@ def test_never_below_the_true_duality_gap_anywhere(seed, scale, which):
     weights = objective.prox(random.standard_normal(4), objective.start(at.losses), 1.0)
     gradient = at.sum(weights)
     mu = cohort.constants().strong_convexity
-    proof = certify(objective, at.losses, weights, float(gradient.norm()), mu, at.rounding)
+    proof = certify(objective, at.losses, weights, float(gradient.norm()), mu, at.rounding())
     lower = exact_minimum(clients, 0.05, weights) - objective.value(weights)
     gap = objective.support(at.losses) - lower
     assert gap <= proof.gap * (1 + 1e-10)
@@ -67,9 +67,9 @@ def test_own_strong_convexity_sharpens_it():
         weights,
         size,
         cohort.constants().strong_convexity,
-        at.rounding,
+        at.rounding(),
     )
-    plain = certify(sp.ChiSquare(0.1), at.losses, weights, size, np.full(5, 0.1), at.rounding)
+    plain = certify(sp.ChiSquare(0.1), at.losses, weights, size, np.full(5, 0.1), at.rounding())
     assert sharp.primal < plain.primal / 5
 
 

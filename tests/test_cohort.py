@@ -111,7 +111,7 @@ def test_traffic_is_what_a_hand_counts(dtype, size, name):
         n * d * size,
     )  # x down; c_i, L_i and bounds on their rounding up
     c = at.sum(np.ones(n))
-    assert at.rounding[0].shape == at.rounding[1].shape == (n,)
+    assert at.rounding()[0].shape == at.rounding()[1].shape == (n,)
     assert sent() == (0, 0, 0)  # all that is there already
     at.norms()
     assert sent() == (1, n * size, 0)

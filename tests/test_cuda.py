@@ -82,10 +82,10 @@ def test_single_precision_keeps_its_bounds_on_a_gpu():
     x = torch.randn(3500, generator=torch.Generator().manual_seed(0))
     ours = gpu.gradients(x.cuda())
     theirs = cpu.gradients(x.double())
-    assert np.all(np.abs(ours.losses - theirs.losses) <= ours.rounding[0] + theirs.rounding[0])
+    assert np.all(np.abs(ours.losses - theirs.losses) <= ours.rounding()[0] + theirs.rounding()[0])
     for i, weights in enumerate(np.eye(4)):
         error = ours.sum(weights).cpu() - theirs.sum(weights)
-        assert error.norm() <= ours.rounding[1][i] + theirs.rounding[1][i]
+        assert error.norm() <= ours.rounding()[1][i] + theirs.rounding()[1][i]
 
 
 @pytest.mark.parametrize("path", [Path.SAMPLES, Path.FEATURES])

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 import scaffpd as sp
 from cases.refusals import refuses
 from scaffpd.federation.own_weights import LEAST, OwnSums
+from scaffpd.objectives.floored import Floored
 
 ENDS = [
     sp.Average(),
@@ -20,6 +21,9 @@ ENDS = [
     sp.QFair(0.7),
     sp.QFair(3.0),
     sp.Nash(b=6.0),
+    Floored(sp.ChiSquare(0.11, cap=0.4), 0.14),
+    Floored(sp.ChiSquare(0.02, prior=[1, 2, 3, 2, 1]), 0.3),
+    Floored(sp.Tilted(0.1), 0.09),
 ]
 
 
@@ -67,7 +71,8 @@ def test_conjugates_against_a_grid(objective):
     """φ is the largest l t − ψ(l), at the weight that is returned; its slope is that weight's."""
     p = np.array([0.1, 0.2, 0.35])
     top = objective._most(p) if objective.simplex else np.full(3, 50.0)
-    grid = np.linspace(1e-9, 1, 20_001)[:, None] * top
+    least = objective._least(p)
+    grid = least + np.linspace(1e-9, 1, 20_001)[:, None] * (top - least)
     if isinstance(objective, sp.Average):
         grid = p[None]
     costs = np.array([objective._penalties(row, p) for row in grid])
@@ -78,7 +83,9 @@ def test_conjugates_against_a_grid(objective):
         near = (grid * t - costs).max(0)
         assert (value >= near - 1e-12).all()
         np.testing.assert_allclose(value, near, atol=1e-3)
-        np.testing.assert_allclose(value, weights * t - objective._penalties(weights, p))
+        np.testing.assert_allclose(
+            value, weights * t - objective._penalties(weights, p), atol=1e-30
+        )
         assert (slope <= bound + 1e-15).all()
         step = 1e-7
         after = objective._conjugate(np.full(3, t + step), p)

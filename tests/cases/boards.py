@@ -7,8 +7,9 @@ import numpy as np
 import torch
 
 import scaffpd as sp
-from scaffpd.deploy.replica import replica
+from scaffpd.deploy.replica import PublicFacts, replica
 from scaffpd.deploy.transcript import FIRST, Session
+from scaffpd.models.personal import base_of
 from scaffpd.secure.keys import Card, Identity
 
 AGREEMENT = bytes(range(32))
@@ -106,6 +107,21 @@ def together(made, board, action):
     return found
 
 
+def facts_of(cohorts):
+    """What an agreement might say of these silos: their rows, and the rate of the steepest."""
+    channels = [cohort.channel for cohort in cohorts.values()]
+    known = [channel.constants() for channel in channels]
+    model = channels[0].model
+    base = base_of(model)
+    network = not isinstance(base, sp.Linear)
+    return PublicFacts(
+        np.concatenate([one.samples for one in known]),
+        None if network else model,
+        0 if network else len(channels[0].start()) // (base.classes or 1),
+        max(float(one.smoothness.max()) for one in known),
+    )
+
+
 def trained(
     cohorts,
     method,
@@ -122,6 +138,7 @@ def trained(
     `journals` are of an earlier epoch.
     """
     made, board = sessions(list(cohorts), tamper, **options)
+    facts = facts_of(cohorts)
 
     def action(name, session):
         session.tolerance = method.tolerance
@@ -129,7 +146,7 @@ def trained(
         session.journal.begin()
         session.open({})
         own = cohorts[name].channel if name else None
-        federation = replica(session, own, colluding, "test")
+        federation = replica(session, own, colluding, facts, "test")
         chosen = method if meddle is None else meddle(name, method, federation)
         result = sp.train(chosen, federation, rounds, tol)
         session.confirm()
@@ -188,12 +205,13 @@ def _own(given, who):
 def lockstep(cohorts, journals=None, colluding=1):
     """The federation of all silos and an onlooker, as one object."""
     made, board = sessions(list(cohorts), patience=20.0)
+    facts = facts_of(cohorts)
 
     def action(name, session):
         session.tolerance = 1e-6
         session.journal = (journals or {}).get(name, session.journal)
         session.open({})
-        return replica(session, cohorts[name].channel if name else None, colluding, "test")
+        return replica(session, cohorts[name].channel if name else None, colluding, facts, "test")
 
     found = together(made, board, action)
     for one in found.values():

@@ -29,6 +29,8 @@ from scaffpd.settings.silo import SiloFile
 
 MODEL = '[model]\nkind = "logistic"\nl2 = 0.03\n'
 OBJECTIVE = '[objective]\nkind = "ChiSquare"\nrho = 0.1\n'
+# what the four count for where silos count by their rows
+ROWS = "\n[rows]\ncleveland = 150\nhungarian = 150\nswitzerland = 60\nva = 100\n"
 ROUGH = {"tol = 1e-6": "tol = 1e-3"}
 FIRST_LINE = 'folder = "run"'
 QUICK = {FIRST_LINE: f"{FIRST_LINE}\ntimeout = 3.0"}

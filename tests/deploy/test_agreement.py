@@ -13,6 +13,7 @@ from cases.silos import (
     QUICK,
     RANGES,
     ROUGH,
+    ROWS,
     agree,
     agreement,
     epsilon_of,
@@ -27,6 +28,7 @@ from scaffpd.deploy.messages import REFUSED, Message, WireError, decode, encode
 from scaffpd.deploy.records import GRANTED, SiloRecords, audit
 from scaffpd.deploy.silo import CARD, READY, Silo
 from scaffpd.deploy.sites import sent
+from scaffpd.objectives.floored import largest_share
 from scaffpd.settings.federation import FederationFile
 from scaffpd.settings.silo import SiloFile
 
@@ -105,8 +107,9 @@ def test_what_a_silo_refuses_from_the_document_alone(tmp_path):
         checked(path, places, **limits(places, epsilon=1.0))
     text = path.read_text()
     path.write_text(text.replace("rho = 0.1", "rho = 0.1\nprior = [0.97, 0.01, 0.01, 0.01]"))
-    checked(path, places)  # the prior is above the cap that every run has
-    path.write_text(text.replace("rho = 0.1", "rho = 0.1\ncap = 0.95"))
+    with refuses("share-too-large"):  # so is the average's part of the objective
+        checked(path, places)
+    path.write_text(text.replace('folder = "run"', 'folder = "run"\nfloor = 0.05'))
     with refuses("share-too-large"):
         checked(path, places)
     path.write_text(text)
@@ -146,15 +149,26 @@ def test_no_objective_gives_one_silo_more_than_its_share(tmp_path):
     path, places = federation(tmp_path)
     text = path.read_text()
     for name, settings in ISOLATING.items():
-        path.write_text(text.replace(OBJECTIVE, f'[objective]\nkind = "{name}"\n{settings}\n'))
-        with refuses("share-too-large"):
+        said = text.replace(OBJECTIVE, f'[objective]\nkind = "{name}"\n{settings}\n')
+        path.write_text(said)
+        if name in ("QFair", "Nash", "Average"):  # no floor helps where weights sum to anything
+            with refuses("share-too-large"):
+                checked(path, places)
+        else:
             checked(path, places)
+            method = FederationFile.read(path).method
+            assert 0.89 < largest_share(method.objective, 4, 1) <= 0.9
+            path.write_text(said.replace('folder = "run"', 'folder = "run"\nfloor = 0.0'))
+            with refuses("share-too-large"):
+                checked(path, places)
         checked(path, places, **limits(places, share=1.0))
     for name, settings in SPREAD.items():
         path.write_text(text.replace(OBJECTIVE, f'[objective]\nkind = "{name}"\n{settings}\n'))
         checked(path, places)
     path.write_text(text)
-    assert FederationFile.read(path).method.objective.cap == pytest.approx(0.9 * 0.9 / 1.9)
+    objective = FederationFile.read(path).method.objective
+    assert objective.objective.cap == pytest.approx(0.9 * 0.9 / 1.9)
+    assert objective.floor == pytest.approx(0.0912)
 
 
 def test_somebody_elses_key_in_ones_own_name(tmp_path):
@@ -207,7 +221,8 @@ def test_clips_are_bounded(tmp_path, clip):
 @pytest.mark.parametrize("shared", ["", "shared = true\n"], ids=["own noise", "shared noise"])
 def test_runs_with_noise_keep_to_their_budgets(tmp_path, fake_clock, shared):
     path, places = federation(tmp_path, replacing=PRIVATE | QUICK, granted=False)
-    path.write_text(path.read_text().replace("epsilon = 2.0\n", f"epsilon = 2.0\n{shared}"))
+    text = path.read_text().replace("epsilon = 2.0\n", f"epsilon = 2.0\n{shared}")
+    path.write_text(text + (ROWS if shared else ""))
     for place in places.values():
         place.write_text(place.read_text() + "\n[limits]\nepsilon = 2\n")
     agree(path, places)

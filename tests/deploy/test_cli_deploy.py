@@ -85,7 +85,8 @@ def test_defaults(tmp_path):
     assert file.tol == 1e-6
     assert file.address == ("localhost", 8002)
     assert file.folder == tmp_path / "run"
-    assert repr(file.method) == "Fair(objective=Agnostic(), local_steps=None, batch_size=None)"
+    fair = "Floored(objective=Agnostic(), floor=0.2728)"  # of three silos
+    assert repr(file.method) == f"Fair(objective={fair}, local_steps=None, batch_size=None)"
 
 
 def test_what_cannot_be_deployed(tmp_path, capsys):

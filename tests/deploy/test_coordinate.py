@@ -8,6 +8,7 @@ import pytest
 import scaffpd as sp
 from cases.refusals import refuses
 from cases.silos import (
+    FIRST_LINE,
     MODEL,
     OBJECTIVE,
     QUICK,
@@ -47,16 +48,21 @@ def without_proof(kind, settings="", rounds=4):
 
 
 WAYS = {
-    "fair": {"rounds = 500\ntol = 1e-6": "rounds = 15\ntol = 0"},
+    "fair": {
+        "rounds = 500\ntol = 1e-6": "rounds = 15\ntol = 0",
+        FIRST_LINE: f"{FIRST_LINE}\nnear = 0.0",
+    },
     "ScaffPD": {
         "[objective]": '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 3\n[objective]',
         **ROUGH,
     },
     "softmax": {'"logistic"': '"softmax"', **ROUGH},
     "squared": {'"logistic"': '"squared"', **ROUGH},
-    "FedAvg": without_proof("FedAvg", "local_steps = 2\nbatch_size = 16"),
-    "Scaffold": without_proof("Scaffold", "local_steps = 2"),
-    "QFFL": without_proof("QFFL", "local_steps = 2"),
+    "FedAvg": without_proof("FedAvg", 'local_steps = 2\nweights = "uniform"\nlocal_rate = 0.1'),
+    "Scaffold": without_proof("Scaffold", "local_steps = 2\nlocal_rate = 0.1"),
+    "DeltaFL": without_proof(
+        "DeltaFL", 'local_steps = 2\nweights = "uniform"\nlocal_rate = 0.1\ntail = 0.9'
+    ),
     "CVaR": {OBJECTIVE: '[objective]\nkind = "CVaR"\nalpha = 0.6\n', **ROUGH},
 }
 
@@ -71,6 +77,22 @@ def test_every_silo_has_the_cohorts_model(tmp_path, way):
         wanted = sp.train(method, cohort(path, places), 12)
         np.testing.assert_allclose(model_of(path), wanted.x, rtol=0, atol=1e-8)
         assert wanted.certificate < outcome.certificate < 1e-11
+
+
+def test_without_a_floor_the_model_is_that_of_the_objective(tmp_path):
+    """c = 0, which only silos that allow all weight on one take part in."""
+    ending = {"rounds = 500\ntol = 1e-6": "rounds = 15\ntol = 0"}
+    ending |= {FIRST_LINE: f"{FIRST_LINE}\nnear = 0.0\nfloor = 0.0"}
+    path, places = federation(tmp_path, replacing=ending, granted=False)
+    for place in places.values():
+        place.write_text(place.read_text() + "\n[limits]\nshare = 1.0\n")
+    agree(path, places)
+    outcome, _ = run(path, places)
+    assert outcome.final
+    objective = FederationFile.read(path).method.objective
+    assert isinstance(objective, sp.ChiSquare)
+    wanted = sp.train(sp.fair(objective), cohort(path, places), 12)
+    np.testing.assert_allclose(model_of(path), wanted.x, rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize("strength", ["l2 = 0.03", *mostly_long(["", 'kappa = "auto"'], "")])
@@ -101,7 +123,8 @@ def test_what_a_run_leaves(tmp_path):
     assert record.clients == list(places)
     assert record.main.certificate == outcome.certificate <= 1e-3
     assert {one.client for one in record.main.clients} == set(places)
-    assert all(one.test_rows > 0 for one in record.main.clients)
+    assert all(0 < one.test_score < 1 for one in record.main.clients)
+    assert {one.test_rows for one in record.main.clients} == {None}  # nobody shows how many
     rounds, _ = folder.entries()
     assert [line["round"] for line in rounds] == list(range(1, outcome.rounds + 1))
     assert folder.status()["state"] == "converged"
@@ -172,7 +195,7 @@ def test_a_coordinator_that_is_killed_twice_goes_on(tmp_path):
     run(path, places)
     wanted = model_of(path)
     path, places = federation(tmp_path / "b", replacing=method)
-    transport = Faulty(places, {30: [("crash",)], 75: [("crash",)]})
+    transport = Faulty(places, {36: [("crash",)], 96: [("crash",)]})
     for rounds in (2, 6):
         with pytest.raises(Killed):
             coordinate(path, transport)

@@ -33,7 +33,7 @@ def test_predictions_have_the_accuracy_that_the_record_has(tmp_path, capsys, los
         for split, held in (("train", "False"), ("test", "True")):
             part = [row for row in rows if row["held out"] == held]
             right = np.mean([row["target"] == row["predicted"] for row in part])
-            assert len(part) == getattr(clients[name], f"{split}_rows")
+            assert getattr(clients[name], f"{split}_rows") is None  # nobody shows how many
             assert right == pytest.approx(getattr(clients[name], f"{split}_score"), abs=1e-12)
             if loss != "squared":
                 assert all(0.5 <= float(row["probability"]) <= 1 for row in part)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import scaffpd as sp
-from cases.boards import GoneError, lockstep, sessions, singles, together, trained
+from cases.boards import GoneError, facts_of, lockstep, sessions, singles, together, trained
 from cases.cohorts import linear, pairs
 from cases.refusals import refuses
 from runtimes import NAMES, cohort_of, point_of
@@ -34,12 +34,13 @@ OBJECTIVES = {
 }
 METHODS = [
     sp.ScaffPD(sp.ChiSquare(rho=0.1), local_steps=10, batch_size=4),
-    sp.FedAvg(local_steps=3, batch_size=4),
+    sp.FedAvg(local_steps=3, batch_size=4, local_rate=0.1),
     sp.FedAvg(local_steps=3, weights="samples"),
     sp.Scaffold(local_steps=3),
-    sp.AFL(local_steps=2),
-    sp.DRFA(sp.Tilted(1.0), local_steps=3),
-    sp.QFFL(local_steps=2),
+    sp.AFL(local_steps=2, dual_rate=0.1),
+    sp.AFL(sp.QFair(1.0), dual_rate=0.1),  # off the simplex λ⁰ goes by the losses
+    sp.DRFA(sp.Tilted(1.0), local_steps=3, dual_rate=0.1),
+    sp.DeltaFL(local_steps=2),
 ]
 
 
@@ -264,12 +265,16 @@ def test_silos_find_the_cohorts_strengths(loss, rounds_differently):
     model = linear(loss, "auto", intercept=True)
     rows = dict(zip("abcd", pairs(loss, (30, 12, 45, 20)), strict=True))
     wanted = sp.Cohort(rows, sp.Personal(model))
+    singly = {
+        name: sp.Cohort({name: own}, sp.Personal(model), settle=False) for name, own in rows.items()
+    }
+    facts = facts_of(singly)
 
     def action(name, session):
         session.open({})
-        own = sp.Cohort({name: rows[name]}, sp.Personal(model), settle=False) if name else None
+        own = singly.get(name)
         session.tolerance = 1e-6
-        federation = replica(session, own.channel if own else None, 1, "test")
+        federation = replica(session, own.channel if own else None, 1, facts, "test")
         ask = federation.channel.ask
 
         def noisy(question, chosen):

@@ -105,7 +105,7 @@ def test_rounding_stays_within_the_bounds_that_clients_report(case, seed):
             np.float32
         )
         at = cohort.gradients(torch.tensor(x))
-        loss_error, gradient_error = at.rounding
+        loss_error, gradient_error = at.rounding()
         for i, (X, y) in enumerate(data.values()):
             client = Client(X, y.astype(np.float64), loss, l2, outputs, intercept)
             value, gradient = client.value_and_gradient(x.astype(np.float64))

@@ -213,7 +213,7 @@ def check_answers(loss, pairs, strength, columns, seed=1, l2=L2):
     )
     plain = cohort.local_updates(tensor(x), None, None, LocalPlan(2, prox=0.1)).each()
     close(plain, walked(joint, x, 0 * G, rates, 2, 0.1), 1e-8)
-    loss_error, error = at.rounding
+    loss_error, error = at.rounding()
     assert np.all(np.abs(at.losses - L) <= loss_error + 1e-12)
     assert np.all(np.linalg.norm(at.each().numpy() - G, axis=1) <= error + 1e-10)
 
@@ -457,7 +457,7 @@ def test_a_personal_linear_layer_is_a_personal_linear_model(to_the_minimum):
     close(at.norms(), linear.norms(), 1e-3)
     close(cohort.gradients(x, clients=[1]).losses[1], at.losses[1])
     close(cohort.losses(x), at.losses)
-    assert np.isinf(at.rounding[0]).all()
+    assert np.isinf(at.rounding()[0]).all()
     assert not cohort.constants().convex
     with refuses("no-second-derivatives"):
         at.hessians()

@@ -155,11 +155,11 @@ def test_bounds_cover_an_error_of_the_compressed_rows(monkeypatch):
         monkeypatch.setattr(numerics, "triangle_of", worst)
         at = sp.Cohort(data, model).gradients(torch.tensor(x))
         off = np.abs(at.losses - truth.losses)
-        assert np.all(off <= at.rounding[0])
-        assert np.all(off > at.rounding[0] / 20)  # and are no looser than lengths make them
+        assert np.all(off <= at.rounding()[0])
+        assert np.all(off > at.rounding()[0] / 20)  # and are no looser than lengths make them
         moved = (at.each() - truth.each()).norm(dim=1).numpy()
-        assert np.all(moved <= at.rounding[1])
-        assert np.all(moved > at.rounding[1] / 20)
+        assert np.all(moved <= at.rounding()[1])
+        assert np.all(moved > at.rounding()[1] / 20)
 
 
 def test_rows_are_made_orthogonal_in_pieces(monkeypatch):

@@ -44,7 +44,7 @@ from scaffpd.privacy.accountant import Account, epsilon
 THREE = ["cleveland", "hungarian", "va"]
 METHOD = '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 1\n'
 PRIORS = ([0.4, 0.3, 0.3], [0.3, 0.45, 0.25])
-ROUNDS = {"rounds = 500": "rounds = 4"}
+ROUNDS = {"rounds = 500": "rounds = 4\nrate = 0.1"}
 PRIVATE = {
     'folder = "run"': 'folder = "run"\ncurves = "off"',
     "[training]\nrounds = 500\ntol = 1e-6": "[privacy]\nepsilon = 8.0\n[training]\nrounds = 6",
@@ -127,7 +127,8 @@ class Seen:
             found = add(self, part, vectors, asked, weights)
             question = vectors.asked.question if isinstance(vectors, OwnVectors) else None
             name = self.session.name
-            if name and isinstance(question, GradientsAt) and not bool(question.x.any()):
+            here = isinstance(question, GradientsAt) and part == "c"
+            if name and here and not bool(question.x.any()):
                 own = vectors.asked.own.vectors[part].each()[0]
                 seen.own[name] = own.double().numpy().copy()
                 if name == THREE[0]:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import scaffpd as sp
-from cases.boards import GoneError, lockstep, sessions, singles, together, trained
+from cases.boards import GoneError, facts_of, lockstep, sessions, singles, together, trained
 from cases.refusals import refuses
 from cases.silos import ROUGH, Faulty, agreement, federation
 from runtimes import NAMES, cohort_of, point_of
@@ -58,11 +58,12 @@ def test_questions_of_the_coordinators_own(what, keys):
         return {"a": signer.sign(said + body) + body}
 
     made, board = sessions(NAMES, tamper, identities)
+    facts = facts_of(singles(lambda names: cohort_of("logistic", names), NAMES))
 
     def action(name, session):
         session.open({})
         own = cohort_of("logistic", [name]).channel if name else None
-        return sp.train(sp.ScaffPD(sp.ChiSquare(rho=0.1), 3), replica(session, own, 1), 5)
+        return sp.train(sp.ScaffPD(sp.ChiSquare(rho=0.1), 3), replica(session, own, 1, facts), 5)
 
     found = together(made, board, action)
     assert isinstance(found["c"], Tampered), found["c"]

@@ -10,16 +10,23 @@ import pytest
 from cases.boards import ALL, sessions, together
 from cases.refusals import refuses
 from cases.silos import (
+    MODEL,
     OBJECTIVE,
     RANGES,
+    ROWS,
     agree,
+    agreement,
     federation,
     patients_who_die,
     run,
 )
+from runtimes import cohort_of, point_of
 from scaffpd.algorithms import ALGORITHMS
 from scaffpd.algorithms.base import SLOPES, VECTORS
+from scaffpd.deploy.agreement import Agreement
 from scaffpd.deploy.announcing import announced, phases
+from scaffpd.deploy.ledger import TableLedger
+from scaffpd.deploy.rows import SiloRows
 from scaffpd.deploy.transcript import Session
 from scaffpd.errors import InputError
 from scaffpd.federation.border import QUESTIONS
@@ -27,9 +34,10 @@ from scaffpd.federation.questions import GradientsAt, Losses
 from scaffpd.objectives import OBJECTIVES
 from scaffpd.secure.ring import Places
 from scaffpd.settings.federation import FederationFile
+from scaffpd.settings.silo import SiloFile
 
 # three rounds, however good the model is by then
-SHORT = {"rounds = 500": "rounds = 3", "tol = 1e-6\n": ""}
+SHORT = {"rounds = 500": "rounds = 3\nrate = 0.1", "tol = 1e-6\n": ""}
 PRIVATE = RANGES | {
     "[training]\nrounds = 500\ntol = 1e-6\n": "[privacy]\nepsilon = 8.0\n[training]\nrounds = 2\n"
 }
@@ -79,16 +87,20 @@ def compared(path, places, monkeypatch):
 
 
 def accepted(name):
-    """Whether silos take part in a method at all: it needs no single vectors."""
-    return not ALGORITHMS[name].needs & {VECTORS, SLOPES}
+    """Whether silos take part in a method at all: it needs no single vectors, nor their lengths."""
+    kind = ALGORITHMS[name]
+    return not kind.needs & {VECTORS, SLOPES} and name != "QFFL"
 
 
+SETTINGS = {"AFL": "dual_rate = 0.1\n", "DRFA": "dual_rate = 0.1\n"}
 WAYS = {
-    **{name: (name, "") for name in ALGORITHMS if accepted(name)},
-    "ScaffPD by theory": ("ScaffPD", 'steps = {kind = "Theory"}\n'),
+    **{name: (name, SETTINGS.get(name, "")) for name in ALGORITHMS if accepted(name)},
     "ScaffPD, one step": ("ScaffPD", "local_steps = 1\n"),
-    "AFL, a rate": ("AFL", "dual_rate = 0.1\n"),
-    "DRFA, a rate": ("DRFA", "dual_rate = 0.1\n"),
+    "ScaffPD, fixed": (
+        "ScaffPD",
+        'steps = {kind = "Fixed", tau = 0.5, sigma = 0.1, local_rate = 0.1}\n',
+    ),
+    "FedAvg, alike": ("FedAvg", 'weights = "uniform"\n'),
 }
 
 
@@ -102,7 +114,7 @@ def prepared(folder, way="MinimaxSums", objective="ChiSquare", mode="plain"):
     replacing = {OBJECTIVE: method} | (replacing if "noise" in mode else replacing | SHORT)
     path, places = federation(folder, replacing=replacing, granted=False)
     text = path.read_text()
-    path.write_text(text.replace("epsilon = 8.0\n", f"epsilon = 8.0\n{more}"))
+    path.write_text(text.replace("epsilon = 8.0\n", f"epsilon = 8.0\n{more}") + ROWS)
     for place in places.values():
         place.write_text(place.read_text() + "\n[limits]\nshare = 1.0\n")
     agree(path, places)
@@ -167,8 +179,103 @@ def test_numbers_in_the_clear_are_as_many_as_their_parts(tmp_path, fake_clock, m
     """A number more under the name of another part would be one that nobody has read about."""
     recorder, _ = compared(*prepared(tmp_path, "ScaffPD"), monkeypatch)
     clear = {kind: sizes for kind, sizes in recorder.numbers.items() if kind.startswith("clear")}
-    parts = {"clear constants": 7, "clear gradients": 3, "clear evaluate score": 3}
+    parts = {"clear gradients": 1, "clear evaluate score": 2}
     assert clear == {kind: {8 * count} for kind, count in parts.items()}
+
+
+SIMULATED = {
+    "q-FFL shows lengths of updates": (
+        "method-for-simulation",
+        {OBJECTIVE: '[algorithm]\nkind = "QFFL"\n'},
+    ),
+    "AFL shows lengths of gradients": (
+        "method-for-simulation",
+        {OBJECTIVE: '[algorithm]\nkind = "AFL"\n'},
+    ),
+    "minibatches of a table": (
+        "minibatch-of-a-table",
+        {OBJECTIVE: '[algorithm]\nkind = "AFL"\nbatch_size = 1\ndual_rate = 0.1\n'},
+    ),
+    "large ones": (
+        "minibatch-of-a-table",
+        {"[objective]": '[algorithm]\nkind = "ScaffPD"\nbatch_size = 200\n[objective]'},
+    ),
+    "few rows of a network": (
+        "minibatch-too-small",
+        {
+            MODEL: '[model]\nkind = "net"\n',
+            OBJECTIVE: '[algorithm]\nkind = "FedAvg"\nbatch_size = 19\n',
+        },
+    ),
+    "steps by curvature": ("rate-missing", {OBJECTIVE: '[algorithm]\nkind = "Scaffold"\n'}),
+    "steps by theory": (
+        "method-for-simulation",
+        {"[objective]": '[algorithm]\nkind = "ScaffPD"\nsteps = {kind = "Theory"}\n[objective]'},
+    ),
+    "a single step": (
+        "rate-missing",
+        {"[objective]": '[algorithm]\nkind = "ScaffPD"\nlocal_steps = 1\n[objective]'},
+    ),
+    "numbers of rows": (
+        "rows-missing",
+        {OBJECTIVE: '[algorithm]\nkind = "FedAvg"\nlocal_rate = 0.1\n'},
+    ),
+}
+
+
+@pytest.mark.parametrize("what", SIMULATED)
+def test_what_needs_more_is_for_simulation(tmp_path, what):
+    """One sentence, from the agreement alone, before any number leaves."""
+    code, changes = SIMULATED[what]
+    path, _ = federation(tmp_path, granted=False)
+    text = path.read_text().replace("rounds = 500\ntol = 1e-6", "rounds = 4")
+    for old, new in changes.items():
+        text = text.replace(old, new)
+    path.write_text(text)
+    with refuses(code):
+        FederationFile.read(path)
+
+
+def test_curves_with_pairs_need_more_than_three_silos(tmp_path):
+    """They were refused after counts had left."""
+    for more, refused in (("pairs = 2", True), ("pairs = 0", False)):
+        curves = {"labels = [0, 1]\n": f'labels = [0, 1]\ncurves = "on"\n{more}\n'}
+        if refused:
+            with refuses("curves-with-few-silos"):
+                federation(tmp_path / "three", 3, curves)
+            federation(tmp_path / "four", 4, curves, granted=False)
+        else:
+            federation(tmp_path / "none", 3, curves, granted=False)
+
+
+def test_rows_fewer_than_agreed_take_no_part(tmp_path, fake_clock):
+    """What a silo counts for is no more than it has."""
+    path, places = federation(tmp_path, more=ROWS.replace("va = 100", "va = 1000"))
+    outcome, _ = run(path, places)
+    assert outcome.status == "paused"
+    assert outcome.sentence.startswith("Silo 'va' refuses: This silo cannot take part")
+
+
+def test_nobody_draws_a_silos_minibatches(tmp_path):
+    """With a public seed everybody knew which rows a loss is over."""
+    path, places = federation(tmp_path, granted=False)
+    file = FederationFile.read(path)
+    drawn = set()
+    for name, place in places.items():
+        own = SiloFile.read(place)
+        for document in (
+            agreement(path, places),
+            Agreement({**agreement(path, places).values, "x": 1}),
+        ):
+            rows = SiloRows(own, document, file, TableLedger(tmp_path / name))
+            drawn.add(rows.minibatches)
+    assert len(drawn) == 2 * len(places)
+    cohort = cohort_of("logistic", ["a"])
+    x = point_of(cohort)
+    public = cohort.losses(x, 4, (1, 2))
+    cohort.channel.secret = (next(iter(drawn)),)
+    assert cohort.losses(x, 4, (1, 2)) != public
+    assert cohort.losses(x) == cohort_of("logistic", ["a"]).losses(x)
 
 
 def test_what_was_not_announced_is_refused_before_bytes_exist():

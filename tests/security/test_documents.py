@@ -24,7 +24,7 @@ from cases.silos import OBJECTIVE, QUICK, RANGES, ROUGH, agreement, federation, 
 from scaffpd import __file__ as package
 from scaffpd import cli
 from scaffpd.deploy.agreement import LONGEST, Agreement
-from scaffpd.deploy.announcing import UNKNOWN, announced
+from scaffpd.deploy.announcing import UNKNOWN
 from scaffpd.deploy.board import BEGIN
 from scaffpd.deploy.messages import HEADER, PROTOCOL, REFUSED, VERSION, Message, decode, encode
 from scaffpd.deploy.records import GRANTED, WAITING, SiloRecords
@@ -151,8 +151,8 @@ def test_own_code_is_loaded_once_a_person_has_agreed(tmp_path, capsys, fake_cloc
     for folder in (tmp_path, *(place.parent for place in places.values())):
         (folder / "ourdata.py").write_text(MODULE)
     for place in places.values():
-        limits = "\n[limits]\nshare = 1.0\n" if place != places["va"] else ""
-        place.write_text(place.read_text() + listed + limits)
+        share = 0.5 if place == places["va"] else 1.0
+        place.write_text(f"{place.read_text()}{listed}\n[limits]\nshare = {share}\n")
     marks = [place.with_name("imported") for place in places.values()]
     document = agreement(path, places)  # the coordinator's own file, with its own copy
     assert "ourdata" not in json.dumps(document.values)
@@ -165,7 +165,7 @@ def test_own_code_is_loaded_once_a_person_has_agreed(tmp_path, capsys, fake_cloc
     assert "objective 'mine' = ourdata:Mine of this silo's own file" in words
     assert "loaded once you have agreed: it may ask for all that follows" in words
     assert "Losses in the clear: yes" in words
-    for union in ("sum of gradients", "local updates", "Hessians", "length of your update"):
+    for union in ("sum of gradients", "local updates", "Hessians", "your loss at every point"):
         assert union in words, union
     assert not any(mark.exists() for mark in marks)
     for silo in silos.values():
@@ -175,7 +175,7 @@ def test_own_code_is_loaded_once_a_person_has_agreed(tmp_path, capsys, fake_cloc
     assert marks[-1].exists()
     assert not silos["va"].records.known().runs
     text = places["va"].read_text()
-    places["va"].write_text(f"{text}\n[limits]\nshare = 1.0\n")
+    places["va"].write_text(text.replace("share = 0.5", "share = 1.0"))
     outcome, _ = run(path, places)
     assert all(mark.exists() for mark in marks)
     is_right(path, places, outcome)
@@ -472,7 +472,7 @@ def test_mutated_documents_get_a_fixed_answer(site, monkeypatch, caplog):
 def test_what_this_silos_file_says_is_not_told(site):
     """A refusal by a limit of silo.toml has no number of it."""
     silo, document = site
-    document["terms"]["objective"]["cap"] = 0.5
+    document["terms"]["floor"] = 0.0
     reply = began(silo, document)
     is_fixed(reply, ["share-too-large"])
     silo.file.identity.write_text("unreadable")
@@ -503,12 +503,11 @@ def test_what_own_code_may_post_was_read_before(tmp_path):
         "class Mine(ScaffPD):\n"
         '    questions = ScaffPD.questions | {"peek"}\n'
         "    def asks(self, convex=True):\n"
-        "        return self.questions\n"
+        '        return super().asks(convex) | {"peek"}\n'
     )
-    file = FederationFile.read(path)
-    assert "peek" in file.method.asks()
-    assert ("peek", "row") not in announced(file)
-    assert announced(file) >= {one.key for one in shown(UNKNOWN)}
+    with refuses("method-for-simulation"):
+        FederationFile.read(path)
+    assert ("peek", "row") not in {one.key for one in shown(UNKNOWN)}
 
 
 def test_terms_have_no_entries():

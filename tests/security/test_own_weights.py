@@ -106,13 +106,13 @@ def test_a_first_silo_with_a_threshold_of_its_own_is_not_followed():
     assert "masked own_weights terms" not in made["b"].sent  # nobody answered at that ν
 
 
-def test_nothing_but_constants_is_in_the_clear():
+def test_nothing_is_in_the_clear():
     found, made, _ = trained(
         singles(lambda names: cohort_of("logistic", names), NAMES),
         sp.MinimaxSums(sp.ChiSquare(0.1, cap=0.43)),
     )
     assert found["b"].status == "converged"
-    assert [kind for kind in made["b"].sent if "clear" in kind] == ["clear constants"]
+    assert [kind for kind in made["b"].sent if "clear" in kind] == []
 
 
 def test_a_key_of_small_order_is_refused():

@@ -262,7 +262,7 @@ def test_a_ledger_as_it_was_when_a_killed_run_began_is_noticed(tmp_path, monkeyp
             note(self, what, *about, **more)
 
     monkeypatch.setattr(SiloRecords, "note", killed)
-    transport = Faulty(places, {40: [("crash",)]})
+    transport = Faulty(places, {34: [("crash",)]})
     with pytest.raises(Killed):
         coordinate(path, transport)
     for silo in transport.silos.values():

@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Self
 
+import numpy as np
 from torch import Tensor
 
 from scaffpd.algorithms.base import (
@@ -89,7 +90,10 @@ class DualMethod(LocalMethod[DualState]):
     def init(self, federation: Federation, seed: int = 0, x0: Tensor | None = None) -> DualState:
         self.objective.weights(len(federation.names))
         x, losses, _ = begin(federation, x0)
-        self.objective.check(losses, federation.names)
+        if not (self.objective.simplex or federation.channel.here):  # λ⁰ goes by the losses
+            losses = federation.losses(x)
+        if np.isfinite(losses).all():
+            self.objective.check(losses, federation.names)
         rate = self._rate(federation)
         return DualState(
             x=x,

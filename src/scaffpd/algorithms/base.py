@@ -17,6 +17,7 @@ from torch import Tensor
 
 from scaffpd.errors import InputError, count, positive, real, unknown
 from scaffpd.federation import Federation, LocalPlan, Vector
+from scaffpd.federation.border import shown
 from scaffpd.federation.own_weights import OwnSums, OwnWeights
 from scaffpd.federation.plans import ReleaseCounts
 from scaffpd.federation.questions import (
@@ -48,6 +49,7 @@ OWN_WEIGHTS = OwnWeights.kind
 OWN_SUMS = OwnSums.kind
 STORED = Stored.kind
 NORMS = f"{GRADIENTS}.norm"  # ‖c_i‖²
+ERRORS = f"{GRADIENTS}.errors"  # bounds on rounding, for a certificate
 SIZES = f"{UPDATES}.norm"  # ‖d_i‖²
 SNAPSHOT = f"{UPDATES}.snapshot"
 
@@ -136,6 +138,19 @@ class Algorithm(Generic[S]):
     def asks(self, convex: bool = True) -> frozenset[str]:
         """Return which of its `questions` it asks with its settings, about convex losses or not."""
         return self.questions
+
+    @classmethod
+    def simulated(cls, asked: frozenset[str] | None = None) -> frozenset[str]:
+        """Return what it asks that no silo shows: numbers of a single client but its loss."""
+        names = cls.questions if asked is None else asked
+        single = {
+            name for name in names for one in shown([name]) if one.each and one.part != "loss"
+        }
+        return frozenset(single)
+
+    def measures(self, convex: bool = True) -> bool:
+        """Return whether its server needs L_i, which silos keep: they agree on a rate instead."""
+        return False
 
     def choice(self, federation: Federation) -> Algorithm:
         """Return the algorithm to run on this federation: itself, unless it stands for several."""
@@ -243,6 +258,10 @@ class LocalMethod(Algorithm[Local], Generic[Local]):
     def automatic(self, federation: Federation) -> dict[str, float]:
         return {"local_rate": self._safe_rate(federation)}
 
+    def measures(self, convex: bool = True) -> bool:
+        """Return whether η_ℓ is left out."""
+        return self.local_rate is None
+
     def releases(self, rounds: int) -> ReleaseCounts:
         """Count J local steps a round, and a loss of all rows where losses are asked for."""
         steps = ReleaseCounts.over(self.batch_size, gradients=rounds * self.local_steps)
@@ -280,8 +299,8 @@ class AveragingMethod(LocalMethod[Averaged], Generic[Averaged]):
     weights: str = "samples"
 
     def _begin(self, federation: Federation, seed: int, x0: Tensor | None) -> AveragingState:
-        x, losses, samples = begin(federation, x0)
         check_participation(self, self.clients_per_round, federation)
+        x, losses, samples = begin(federation, x0)
         prior = client_weights(self.weights, samples)
         rate = self._rate(federation)
         return AveragingState(
@@ -304,8 +323,14 @@ def client_weights(kind: str, samples: NDArray[np.int64]) -> Vector:
 
 
 def begin(federation: Federation, x0: Tensor | None) -> tuple[Tensor, Vector, NDArray[np.int64]]:
-    """Return x⁰, the losses there, and how many samples every client has."""
+    """Return x⁰, the losses there, and how many samples every client has.
+
+    Silos show no loss for the history alone: it is NaN, and they count as they have agreed.
+    """
     x = federation.start() if x0 is None else x0
+    if not federation.channel.here:
+        samples = federation.constants().samples
+        return x, np.full(len(samples), np.nan), samples
     scores = federation.evaluate(x, score=False)
     check_finite(scores.loss, federation.names)
     return x, scores.loss, scores.counts
@@ -321,7 +346,12 @@ def moved(federation: Federation, state: Moved, x: Tensor, weights: Vector) -> M
 
 
 def steepest(smoothness: Vector) -> float:
-    """Return the largest L_i; refuse losses that are all flat."""
+    """Return the largest L_i; refuse losses that are all flat, and curvatures that silos keep."""
+    if np.isnan(smoothness).any():
+        raise InputError(
+            "curvature-stays-at-silos",
+            "How curved its loss is stays at every silo: agree on training.rate.",
+        )
     if not smoothness.max() > 0:
         raise InputError(
             "flat-losses",

@@ -42,7 +42,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scaffpd.algorithms.base import GRADIENTS, Algorithm, RunState, check_finite
+from scaffpd.algorithms.base import ERRORS, GRADIENTS, Algorithm, RunState, check_finite
 from scaffpd.federation import Constants, Federation, Gradients, Vector
 from scaffpd.objectives.base import (
     EPSILON,
@@ -87,7 +87,7 @@ class MinimaxMethod(Algorithm[Proven], Generic[Proven]):
         objective: (Λ, ψ), such as `ChiSquare(rho=0.1)`.
     """
 
-    questions = frozenset({GRADIENTS})
+    questions = frozenset({GRADIENTS, ERRORS})
     proves = True
 
     objective: Objective
@@ -140,7 +140,7 @@ class MinimaxMethod(Algorithm[Proven], Generic[Proven]):
         self, constants: Constants, losses: Vector, weights: Vector, at: Gradients, c: Tensor | None
     ) -> Certificate:
         c = at.sum(weights) if c is None else c
-        rounding = at.rounding  # after the sum, whose own rounding is part of it
+        rounding = at.rounding()  # after the sum, whose own rounding is part of it
         short = shrinkage(constants, weights)
         errors = rounding[0], short.errors * rounding[1]
         size = length(c, short.factors)

@@ -28,10 +28,11 @@ to the objective's own as fast as the promise does.
 **Certificate.** λ is as good as any multiplier. With μ = min μ_i, K = Σ ψ_i(λ_i), f_i ≥ 0 and ψ
 convex,
 
-    S ≥ 1:  F* ≥ Σ λ_i L_i/S − K/S − (1 − 1/S) ψ(0) − ‖g‖²/(2μ)               for λ/S
+    S ≥ 1:  F* ≥ ω [Σ λ_i L_i − K − S ‖g‖²/(2μ)] − (1 − ω) ψ(β)               for β + ω(λ − β)
     S < 1:  F* ≥ Σ λ_i L_i − (1 − θ)K − θ ψ(κ) − S ‖g‖²/(2μ)                  for λ + θ(κ − λ)
 
-with θ = (1 − S)/(Σ κ_i − S), and F(x) ≤ G(x, ν). All of it comes from sums, and meets F* in the
+with the least weights β of Λ, such as c p behind a floor c, B = Σ β_i, ω = (1 − B)/(S − B) and
+θ = (1 − S)/(Σ κ_i − S), and F(x) ≤ G(x, ν). All of it comes from sums, and meets F* in the
 end.
 """
 
@@ -57,6 +58,7 @@ NEAR = 4.0  # ρ, in promises
 FALL = 16.0  # of ρ in a round, at most
 CURVED = 1e-10  # of ‖s‖‖y‖: a smaller ⟨s, y⟩ is rounding
 TINY = 1e-250
+NEARLY = 1e-9  # share by which rounding may move a sum
 
 
 @dataclass(frozen=True)
@@ -254,7 +256,16 @@ class MinimaxSums(MinimaxMethod[MinimaxSumsState]):
             return 1.0, 0.0, 0.0
         ones = np.ones(len(federation.names))
         mass, slope, most = federation.ask(question).added("terms", ones).tolist()
+        self._check_mass(mass, question)
+        _possible(0 <= slope <= most * (1 + NEARLY) + NEARLY)
         return mass, slope, most
+
+    def _check_mass(self, mass: float, question: OwnWeights) -> None:
+        """Refuse a Σ λ_i that clients cannot have; off the simplex there is no largest."""
+        p = question.prior.numpy()
+        most = float(self.objective._most(p).sum()) if self.objective.simplex else np.inf
+        least = float(self.objective._least(p).sum())
+        _possible(least * (1 - NEARLY) <= mass <= most * (1 + NEARLY))
 
     def _summed(self, federation: Federation, first: OwnWeights, nu: float) -> SumsAt:
         level = torch.tensor([nu], dtype=torch.float64)
@@ -262,6 +273,8 @@ class MinimaxSums(MinimaxMethod[MinimaxSumsState]):
         found = answers.added("sums", np.ones(len(federation.names))).double().cpu().numpy()
         nu = float(level)  # as the first silo has it
         mass, value, gained, cost, error, size = found[:NUMBERS].tolist()
+        self._check_mass(mass, first)
+        _possible(min(error, size) >= 0 and bool(np.isfinite(found).all()))
         d = federation.dimension
         gradient, upper = np.split(found[NUMBERS:], [d])
         hessian = np.zeros((d, d))
@@ -300,14 +313,27 @@ class MinimaxSums(MinimaxMethod[MinimaxSumsState]):
         if not self.objective.simplex:
             return found.gained - found.cost, 1 / S, 0.0
         top = self.objective._most(p)
-        nothing = float(self.objective._penalties(np.zeros(len(p)), p).sum())
+        bottom = self.objective._least(p)
+        nothing = float(self.objective._penalties(bottom, p).sum())
         full = float(self.objective._penalties(top, p).sum())
         if S >= 1:
-            inner = (found.gained - found.cost - (S - 1) * nothing) / S
-            return found.level + inner, 1.0, nothing + full
+            least = float(bottom.sum())
+            omega = (1 - least) / (S - least) if S > least < 1 else 1.0
+            inner = omega * (found.gained - found.cost) - (1 - omega) * nothing
+            return omega * S * found.level + inner, omega * S, nothing + full
         theta = (1 - S) / max(float(top.sum()) - S, EPSILON)
         cost = (1 - theta) * found.cost + theta * full
         return found.gained + found.level * S - cost, S, nothing + full
+
+
+def _possible(found: bool) -> None:
+    """Refuse sums that no losses have, whoever has added to them."""
+    if not found:
+        raise InputError(
+            "sum-impossible",
+            "A sum over all clients is one that no losses have: one of them does not keep to the "
+            "protocol.",
+        )
 
 
 def _correction(mass: float, slope: float, most: float) -> float:

@@ -27,6 +27,7 @@ from scaffpd.algorithms.base import (
     begin,
     client_weights,
     moved,
+    steepest,
 )
 from scaffpd.federation import Federation, Memory
 from scaffpd.federation.plans import ReleaseCounts
@@ -59,6 +60,10 @@ class ProxSkip(LocalMethod[ProxSkipState]):
     local_steps: int | None = None  # type: ignore[assignment]
     weights: str = "uniform"
 
+    def measures(self, convex: bool = True) -> bool:
+        """Return whether the rate, or κ, is left out."""
+        return None in (self.local_rate, self.local_steps)
+
     def releases(self, rounds: int) -> ReleaseCounts:
         """Refuse: the number of local steps is drawn, and not known beforehand."""
         return Algorithm.releases(self, rounds)
@@ -71,7 +76,9 @@ class ProxSkip(LocalMethod[ProxSkipState]):
         if not steps:
             known = federation.constants()
             mu = float(known.strong_convexity.min())
-            balanced = float(np.sqrt(known.smoothness.max() / mu)) if mu > 0 else UNKNOWN_CONDITION
+            balanced = (
+                float(np.sqrt(steepest(known.smoothness) / mu)) if mu > 0 else UNKNOWN_CONDITION
+            )
             steps = max(1, round(balanced))
         return ProxSkipState(
             x=x,

@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scaffpd.algorithms.base import GRADIENTS, LOSSES, NORMS, STORED, UPDATES
+from scaffpd.algorithms.base import ERRORS, GRADIENTS, LOSSES, NORMS, STORED, UPDATES, steepest
 from scaffpd.algorithms.minimax import MinimaxMethod, MinimaxState, dual_step
 from scaffpd.algorithms.steps import Auto, Nonconvex, StepRule, Theory
 from scaffpd.algorithms.steps.nonconvex import NonconvexState
@@ -86,7 +86,7 @@ class ScaffPD(MinimaxMethod[ScaffPDState]):
     """
 
     published = "Scaff-PD"
-    questions = frozenset({GRADIENTS, NORMS, LOSSES, UPDATES, STORED})
+    questions = frozenset({GRADIENTS, ERRORS, NORMS, LOSSES, UPDATES, STORED})
     asks_losses = True
 
     local_steps: int = 100
@@ -118,8 +118,16 @@ class ScaffPD(MinimaxMethod[ScaffPDState]):
         """Leave out what only networks, `Theory` or several local steps ask for."""
         asked = {GRADIENTS} | ({NORMS} if isinstance(self.steps, Theory) else set())
         asked |= {UPDATES} if self.local_steps > 1 or self.batch_size is not None else set()
+        asked |= {ERRORS} if convex and self.exact else set()
         networks = isinstance(self.steps, Auto) and not convex
         return frozenset(asked | ({LOSSES, UPDATES, STORED} if networks else set()))
+
+    def measures(self, convex: bool = True) -> bool:
+        """Return whether steps are those of theory, of networks, or the server's own."""
+        if isinstance(self.steps, Theory | Nonconvex):
+            return True
+        single = self.local_steps == 1 and self.batch_size is None
+        return isinstance(self.steps, Auto) and (single or not convex)
 
     def releases(self, rounds: int) -> ReleaseCounts:
         """Count a point a round, and J local steps; the first of them is c_i if that is exact."""
@@ -242,6 +250,8 @@ class ScaffPD(MinimaxMethod[ScaffPDState]):
         if self.local_steps == 1 and self.batch_size is None:
             # d_i = η_i c/S, which the server knows; nobody moves where the loss is flat.
             L = state.constants.smoothness
+            if rates.local_rate is None:
+                steepest(L)
             eta = np.divide(rates.local_scale, L, out=np.zeros_like(L), where=L > 0)
             if rates.local_rate is not None:
                 eta = np.full_like(L, rates.local_rate)

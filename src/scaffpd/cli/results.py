@@ -123,7 +123,8 @@ def _show_clients(console: Console, run: RunRecord, most: int) -> None:
         score = line.score
         cells = [line.values[k].text for k in shown] + [line.change.text] * bool(run.pair)
         weight = "" if score.weight is None else f"{score.weight:.3f}"
-        count = f"{score.train_rows}, {score.test_rows}"
+        counts = [score.train_rows, score.test_rows]
+        count = ", ".join(str(own) for own in counts if own is not None)  # silos show none
         rows.append([f"{score.client}{' †' if line.few else ''}", count, *cells, weight])
     print_table(console, [*heads, "weight λ"], rows, "clients.csv", most)
 

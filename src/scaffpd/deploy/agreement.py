@@ -20,18 +20,17 @@ from functools import cached_property
 from pathlib import Path
 
 from scaffpd import __version__
-from scaffpd.algorithms.base import OWN_SUMS
 from scaffpd.data.tabular.agree import width
 from scaffpd.deploy.announcing import phases
 from scaffpd.deploy.messages import PROTOCOL, Json
 from scaffpd.deploy.transcript import NEAR, close_values
 from scaffpd.errors import InputError
-from scaffpd.federation.own_weights import LEAST
 from scaffpd.fields import plain_name, validated
 from scaffpd.models import Linear
+from scaffpd.objectives.floored import Floored, largest_share
 from scaffpd.privacy import Private
 from scaffpd.privacy.counts import MOST, CountNoise, spent_on_counts
-from scaffpd.secure.aggregation import colluding_of, most_weightings, share_of
+from scaffpd.secure.aggregation import colluding_of, most_weightings
 from scaffpd.secure.keys import Card
 from scaffpd.secure.ring import BYTES
 from scaffpd.settings.federation import FederationTerms
@@ -329,15 +328,14 @@ def _check_share(terms: FederationTerms, most: float) -> None:
     """
     objective = getattr(terms.method, "objective", None)
     n = len(terms.silos)
-    if objective is None or not terms.method.needs_objective():
+    if objective is None:
         return
-    largest = objective.largest(n) / (LEAST if OWN_SUMS in terms.method.questions else 1.0)
-    share = share_of(largest, colluding_of(n, terms.colluding))
+    share = largest_share(objective, n, colluding_of(n, terms.colluding))
     if share > most + EPSILON:
         raise InputError(
             "share-too-large",
             f"With {objective!r} one silo may have {share:.0%} of a sum over silos that do not "
-            f"collude, and this silo's file allows {most:.0%}: use ChiSquare with a cap, or CVaR.",
+            f"collude, and this silo's file allows {most:.0%}: agree on a larger floor.",
         )
 
 
@@ -395,7 +393,8 @@ def leaves(terms: FederationTerms) -> list[str]:
     tables = dict.fromkeys(one.words for phase in found for one in phase.shown if one.tables)
     lines += [TABLES.format(words="; ".join(tables))] if tables else []
     lines.append(
-        f"Sums are made at one point with at most {most_weightings(n, t)} weightings, in "
+        f"Sums are made at one point with at most {most_weightings(n, t)} weightings, "
+        f"points within {terms.distance:g} of each other being one, in "
         f"{terms.rounds} rounds at most. Each of the other {n - 1} learns the sum over {n - 1} "
         f"silos, all but its own{f'; {t} of them together that over {n - t}' if t > 1 else ''}."
     )
@@ -403,6 +402,14 @@ def leaves(terms: FederationTerms) -> list[str]:
         f"Everybody gets all masked vectors and adds them up: a model for which they are above "
         f"{LARGEST:,} bytes is refused."
     )
+    objective = getattr(terms.method, "objective", None) if terms.settled else None
+    if isinstance(objective, Floored):
+        lines.append(
+            f"Every silo keeps {objective.floor:.2%} of its part of the average, whatever others "
+            f"claim: the model serves {1 - objective.floor:.2%} of the objective and "
+            f"{objective.floor:.2%} of the average, and its certificate is about both together, if "
+            "all silos keep to the protocol."
+        )
     if private is not None:
         lines.append(
             f"All that has noise costs at most ε = {private.epsilon:g} at δ = {private.delta:g}, "

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from scaffpd.algorithms import ALGORITHMS, Fair
-from scaffpd.algorithms.base import SLOPES, VECTORS
+from scaffpd.algorithms.base import ERRORS, SLOPES, VECTORS
 from scaffpd.federation.border import Announced, Part, Shown, each, shown
-from scaffpd.federation.questions import LossFacts, Scores
+from scaffpd.federation.questions import Scores
 from scaffpd.settings.federation import FederationTerms
 
 
@@ -22,7 +22,14 @@ class Spendings(Announced):
     """What a private run has cost."""
 
     kind = "spent"
-    shows = (each("epsilon", "ε so far, which depends on the questions and not on your rows"),)
+    shows = (
+        each(
+            "epsilon",
+            "ε so far, which depends on the questions and not on your rows",
+            False,
+            (0, 1e6),
+        ),
+    )
 
 
 class Phase(NamedTuple):
@@ -34,9 +41,9 @@ class Phase(NamedTuple):
 
 # what an own method may ask, of which nothing is known before its operator has agreed; `Fair`
 # stands for others
-UNKNOWN = frozenset({Scores.kind}).union(
+UNKNOWN = frozenset[str]().union(
     *(
-        kind.questions
+        kind.questions - kind.simulated()
         for kind in ALGORITHMS.values()
         if kind is not Fair and not kind.needs & {VECTORS, SLOPES}
     )
@@ -44,15 +51,16 @@ UNKNOWN = frozenset({Scores.kind}).union(
 
 
 def _asked(terms: FederationTerms) -> frozenset[str]:
-    """Return what the agreed method asks, and what is looked up for the history.
+    """Return what the agreed method asks.
 
     An operator who has agreed to code of the silo's own has read that it may ask for what methods
     of the package ask, and for nothing else.
     """
     if terms.own:
         return UNKNOWN
-    looks = () if terms.method.asks_losses else (Scores.kind,)
-    return terms.method.asks(convex=terms.model.network is None).union(looks)
+    proven = terms.privacy is None and terms.model.l2 != 0
+    asked = terms.method.asks(convex=terms.model.network is None)
+    return asked if proven else asked - {ERRORS}
 
 
 def phases(terms: FederationTerms) -> list[Phase]:
@@ -61,7 +69,7 @@ def phases(terms: FederationTerms) -> list[Phase]:
     begin = [] if private else [*Commitment.shows]
     ends = [*Spendings.shows] if private else shown({Scores.kind, f"{Scores.kind}.score"})
     return [
-        Phase("before training", [*begin, *terms.plan().shows(), *LossFacts.shows]),
+        Phase("before training", [*begin, *terms.plan().shows()]),
         Phase("in every round", shown(_asked(terms))),
         Phase("at the end", ends),
     ]

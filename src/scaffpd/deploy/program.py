@@ -63,6 +63,7 @@ class RunStates:
         self.folder = folder
         self.checkpoint = folder / "checkpoint.npz"
         self._file = folder / "states.json"
+        self._noted: tuple[int, int] | None = None
 
     def known(self) -> list[list[object]]:
         """Return rounds and transcripts, the latest last."""
@@ -71,12 +72,19 @@ class RunStates:
 
     def note(self, rounds: int, digest: bytes) -> None:
         """Keep the checkpoint of a round that has ended."""
+        if not self.checkpoint.exists() or self._written() == self._noted:
+            return  # the round has left nothing to go on from: its losses are not finite
+        self._noted = self._written()
         shutil.copyfile(self.checkpoint, self._place(rounds))
         states = [*self.known(), [rounds, digest.hex()]][-KEPT:]
         write_file(self._file, json.dumps(states))
         current = {self._place(int(str(state[0]))) for state in states}
         for old in set(self.folder.glob("state-*.npz")) - current:
             old.unlink()
+
+    def _written(self) -> tuple[int, int]:
+        about = self.checkpoint.stat()
+        return about.st_ino, about.st_mtime_ns
 
     def restore(self, others: Sequence[Sequence[Sequence[object]]]) -> str:
         """Go back to the last state that all have, and return its transcript; else to none."""

@@ -15,6 +15,7 @@ from scaffpd.deploy.judging import named
 from scaffpd.deploy.messages import Json
 from scaffpd.deploy.program import Finished
 from scaffpd.numbers import capital
+from scaffpd.objectives.base import LARGEST
 from scaffpd.report.record import ClientScore, ModelRecord, Overall, PrivacyRecord, RunRecord
 from scaffpd.report.recording import joining_record, round_records
 from scaffpd.settings.federation import FederationFile, FederationTerms
@@ -28,6 +29,8 @@ def outcome_of(terms: FederationTerms, done: Finished) -> Outcome:
     result = done.model.result
     proven = float(result.certificate) if np.isfinite(result.certificate) else None
     sentence = str(result)
+    if proven is not None:
+        sentence += " The certified gap holds if all silos keep to the protocol."
     if terms.privacy is not None:
         pair = f"({max(done.spent.values()):.2f}, {terms.privacy.delta:g})"
         sentence += f" Every record is protected with (ε, δ) = {pair}, as the silos count."
@@ -146,12 +149,15 @@ def _clients(terms: FederationTerms, done: Finished, rated: bool) -> list[Client
     weights = result.weights
     method = terms.method
     if isinstance(method, MinimaxSums) and terms.model.kappa is None and "train" in scores:
-        weights = method.objective.maximizer(scores["train"].loss)  # of the last losses, as shown
+        shown = scores["train"].loss
+        sane = bool(np.all(np.abs(shown) < LARGEST))  # what one silo says fails no run
+        weights = method.objective.maximizer(shown) if sane else weights  # of the last losses
     found = []
     for i, name in enumerate(terms.silos):
         own: Json = {"weight": float(weights[i]), "epsilon": done.spent.get(name)}
         for split, part in scores.items():
-            own[f"{split}_rows"] = int(part.counts[i])
+            if terms.rows is not None and split == "train":
+                own["train_rows"] = terms.rows[name]
             own[f"{split}_loss"] = float(part.loss[i])
             own[f"{split}_score"] = float(part.score[i] if rated else part.loss[i])
         if not scores:

@@ -28,9 +28,12 @@ PUBLIC = (  # codes of a run's refusals that are about what everybody sees
     "ledger-changed",
     "ledger-went-back",
     "model-too-large",
+    "points-too-near",
     "privacy-budget",  # the account counts releases, which are public
     "rows-changed",
     "share-too-large",
+    "start-not-finite",
+    "sum-impossible",
     "too-many-weightings",
 )
 SENTENCES = {
@@ -72,9 +75,14 @@ SENTENCES = {
     "operator has to bring back the newest copy, or, of a table in a new file, name the ledger's "
     "folder in data.ledger.",
     "model-too-large": "The exchanges of this model are too large: use a smaller one.",
+    "points-too-near": "Weights that silos keep would be summed twice at points that count as one: "
+    "agree on a larger training.tol, or a smaller distance.",
     "privacy-budget": "The privacy budget of this silo's rows does not allow this answer.",
     "rows-changed": "The rows of a silo are not those that this run began with: changed rows need "
     "a new agreement.",
+    "start-not-finite": "A loss is not finite at the start, or the objective has no value there.",
+    "sum-impossible": "A sum over all silos is one that no losses have: one of them does not keep "
+    "to the protocol.",
     "too-many-weightings": "The rows of this silo would be summed with more weightings than are "
     "safe: go on with an objective that an earlier agreement had, or agree on [privacy].",
 }

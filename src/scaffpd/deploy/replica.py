@@ -4,7 +4,8 @@ r"""Every silo as a `Federation`: its own answers from its rows, all sums from e
 proposed by the first silo, found by the others to be what the method asks here, and adopted, so
 that processors that differ in the last digit go on from the same point. Numbers that a question
 reveals of every silo (`Question.scalars`) are one exchange in the clear, which the agreement lists;
-vectors leave only as masked terms of a sum over all silos.
+vectors leave only as masked terms of a sum over all silos. What a server has to know of the losses
+beforehand follows from the agreement (`PublicFacts`): how curved a loss is, its silo alone knows.
 
 At one point x, sums with min(2, N − t − 1) weightings are made at most, over all runs on the same
 rows: with more, t silos could work out what another one has added.
@@ -20,10 +21,11 @@ from typing import NoReturn
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.deploy.messages import Array, Json, JsonMapping
-from scaffpd.deploy.transcript import END, NEAR, Session
+from scaffpd.deploy.transcript import END, NEAR, Point, Session
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants, Federation, PrivacyAccount, Vector
 from scaffpd.federation.answers import ClientSelection
@@ -33,7 +35,6 @@ from scaffpd.federation.plans import LocalPlan, ProximalPlan, Strength
 from scaffpd.federation.questions import (
     GradientsAt,
     LocalSteps,
-    LossFacts,
     Question,
     Reply,
     Scores,
@@ -41,6 +42,8 @@ from scaffpd.federation.questions import (
     Stored,
     Vectors,
 )
+from scaffpd.models import Linear, Personal
+from scaffpd.models.personal import base_of
 from scaffpd.models.point import Ridge
 from scaffpd.objectives.base import Objective
 from scaffpd.privacy.noise import digest
@@ -49,9 +52,49 @@ from scaffpd.secure.aggregation import check_weightings, most_weightings
 from scaffpd.secure.ring import Places
 from scaffpd.training.cohort import LocalChannel
 
-FACTS = LossFacts.scalars
 SHARED = "shared noise"
 DIGITS = 12  # of weights: others are the same weighting
+
+
+@dataclass(frozen=True)
+class PublicFacts:
+    """What everybody knows of the silos' losses, from the agreement alone.
+
+    Attributes:
+        rows: what silos count for, as agreed.
+        model: a linear model with its strengths; `None` for a network.
+        width: number of its features, the intercept among them.
+        smoothness: 1/η for the agreed rate η, or public with noise; else NaN.
+        noisy: whether answers have noise.
+    """
+
+    rows: NDArray[np.int64]
+    model: Linear | Personal | None = None
+    width: int = 0
+    smoothness: float = np.nan
+    noisy: bool = False
+
+    @property
+    def ridge(self) -> Ridge:
+        """The regulariser, which is outside of personal models."""
+        base = base_of(self.model)
+        assert isinstance(base, Linear)
+        return base.ridge(self.width, base.classes or 1, torch.device("cpu"))
+
+    def constants(self) -> Constants:
+        """Return μ = min l2 for all; what only rows tell is not there."""
+        n = len(self.rows)
+        L = np.full(n, self.smoothness)
+        if self.model is None:
+            return Constants(L, np.zeros(n), False, L, self.rows, noisy=self.noisy)
+        mu = np.full(n, float(self.ridge.least))
+        ridge = self.ridge.vector()
+        return Constants(L, mu, True, L, self.rows, noisy=self.noisy, ridge=ridge)
+
+    def using(self, l2: Strength | None, strength: Strength | None) -> PublicFacts:
+        """Return the same with other strengths."""
+        assert self.model is not None
+        return replace(self, model=self.model.using(l2, strength))
 
 
 class AskedQuestion:
@@ -116,16 +159,19 @@ class AskedQuestion:
         return self.channel.rows.ask(question, [0])
 
     def numbers(self, wanted: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
-        """Exchange the numbers that the question reveals of every silo, all at once."""
+        """Exchange the numbers that the question reveals of every silo, all at once.
+
+        NaN stands for what there is not, such as the loss of no rows.
+        """
         sizes = [int(np.prod(shape)) for shape in wanted.values()]
         shown = [self.question.named(name) for name in wanted]
-        mine = np.zeros(sum(sizes))
+        mine = np.full(sum(sizes), np.nan)
         if self.own is not None:
             given = self.own.numbers
             mine = np.concatenate(
                 [given[name]()[0].double().cpu().numpy().ravel() for name in wanted]
             )
-        table = self.channel.session.clear(shown, mine)[self.chosen]
+        table = self.channel.session.clear(shown, mine, sizes)[self.chosen]
         parts = np.split(table, np.cumsum(sizes)[:-1], 1)
         return {
             name: torch.from_numpy(part.reshape(len(table), *shape))
@@ -133,7 +179,7 @@ class AskedQuestion:
         }
 
     def vectors(self, part: str, shape: tuple[int, ...]) -> OwnVectors:
-        """Return a handle on a vector of every silo; norms are exchanged if a method asks."""
+        """Return a handle on a vector of every silo, which only sums show."""
         like = self.channel.start()
 
         def each() -> Tensor:
@@ -142,14 +188,7 @@ class AskedQuestion:
                 rows[self.place] = self.own.vectors[part].each()[0]
             return rows
 
-        def norms() -> Tensor:
-            mine = np.zeros(1)
-            if self.own is not None:
-                mine = self.own.vectors[part].norms().double().cpu().numpy()
-            table = self.channel.session.clear([self.question.named("norm")], mine)
-            return torch.from_numpy(table[self.chosen, 0])
-
-        return OwnVectors(_not_available, each, norms, shape, asked=self, part=part)
+        return OwnVectors(_not_available, each, _not_available, shape, asked=self, part=part)
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,16 +206,19 @@ class ReplicaChannel:
         session: the exchanges.
         own: a channel to this silo's rows, its only client; `None` at an onlooker.
         about: what identifies agreement and rows of all silos.
+        facts: what everybody knows of the losses.
     """
 
     here = False
 
-    def __init__(self, session: Session, own: LocalChannel | None, about: str) -> None:
+    def __init__(
+        self, session: Session, own: LocalChannel | None, about: str, facts: PublicFacts
+    ) -> None:
         self.session = session
         self.rows = own
         self.names = session.names
         self.fingerprint = about
-        self._constants: Constants | None = None
+        self.facts = facts
         start = None if own is None else {"x": own.start().detach().cpu().numpy()}
         agreed = self._public("start", start)["x"]
         self._start = torch.from_numpy(np.array(agreed)) if own is None else own.start()
@@ -213,12 +255,13 @@ class ReplicaChannel:
         given = {"l2": l2, "strength": strength}
         wanted = {k: np.atleast_1d(np.asarray(v, float)) for k, v in given.items() if v is not None}
         agreed = self.session.propose("using", {}, wanted)[1]
+        single = {k: isinstance(v, float | int) for k, v in given.items()}
+        found = {k: float(v[0]) if single[k] else v.tolist() for k, v in agreed.items()}
+        strengths = found.get("l2"), found.get("strength")
         other = copy(self)
-        other._constants = None
+        other.facts = self.facts.using(*strengths)
         if self.rows is not None:
-            single = {k: isinstance(v, float | int) for k, v in given.items()}
-            found = {k: float(v[0]) if single[k] else v.tolist() for k, v in agreed.items()}
-            other.rows = self.rows.using(found.get("l2"), found.get("strength"))
+            other.rows = self.rows.using(*strengths)
         return other
 
     def resumed(self, rounds: int) -> None:
@@ -238,28 +281,8 @@ class ReplicaChannel:
         return str(values.get("status"))
 
     def constants(self) -> Constants:
-        """Return what all silos say of their losses, in the clear, once."""
-        if self._constants is None:
-            own = np.zeros(len(FACTS))
-            public = None
-            if self.rows is not None:
-                known = self.rows.constants()
-                own = np.array([float(np.ravel(getattr(known, name))[0]) for name in FACTS])
-                public = {"ridge": np.zeros(0) if known.ridge is None else known.ridge}
-            ridge = self._public("constants", public)["ridge"]
-            posted = self.session.clear(LossFacts.shows, own)
-            table = dict(zip(FACTS, posted.T, strict=True))
-            self._constants = Constants(
-                table["smoothness"],
-                table["strong_convexity"],
-                bool(table["convex"].all()),
-                table["steepest"],
-                table["samples"].astype(np.int64),
-                bool(table["quadratic"].all()),
-                bool(table["noisy"].any()),
-                ridge=ridge if len(ridge) else None,
-            )
-        return self._constants
+        """Return what everybody knows; nothing is sent."""
+        return self.facts.constants()
 
     def ask(self, question: Question, chosen: Sequence[int]) -> Reply:
         """Agree on the question, and answer it for this silo; sums wait for their weights."""
@@ -270,6 +293,9 @@ class ReplicaChannel:
         }
         wanted = question.revealed(len(self._start))
         numbers = asked.numbers(wanted) if wanted else {}
+        if isinstance(question, Scores):  # rows count as agreed, where there are any
+            there = torch.isfinite(numbers["loss"])
+            numbers["count"] = torch.from_numpy(self.facts.rows)[list(chosen)] * there
         return Reply({name: table.clone for name, table in numbers.items()}, vectors)
 
 
@@ -283,12 +309,12 @@ class ReplicaSums:
         self,
         channel: ReplicaChannel,
         colluding: int,
-        shared: Ridge | None = None,
         share: float = 1.0,
+        shared: bool = False,
     ) -> None:
         self.channel = channel
         self.share = share  # of a sum without those of colluding silos, at most
-        self.shared = shared  # the regulariser, if gradients carry noise that silos share
+        self.shared = shared  # whether gradients carry noise that silos share
         self.session = channel.session
         n = len(channel.names)
         self.colluding = colluding
@@ -303,13 +329,11 @@ class ReplicaSums:
             assert w is not None
             self._check_share(w)
             question = vectors.asked.question
-            place = _place(question)
-            if isinstance(question, OwnWeights):  # numbers, and no vector
-                place = f"{question.kind} {place}"
-            level = getattr(question, "level", None)
-            self._check(place, self._weights(question, w), level)
-            if self.shared is not None and isinstance(question, GradientsAt):
-                ridge = self.shared.times(float(w.sum()) * question.x)
+            # numbers, and no vector
+            other = isinstance(question, OwnWeights) or part == "errors"
+            self._check(part if other else "vectors", question, self._weights(question, w))
+            if self.shared and isinstance(question, GradientsAt) and part == "c":
+                ridge = self.channel.facts.ridge.times(float(w.sum()) * question.x)
                 return self._shared(part, vectors.asked, w) + ridge
             shown = question.named(part)
         else:  # stored at silos
@@ -348,7 +372,7 @@ class ReplicaSums:
     def _shared(self, part: str, asked: AskedQuestion, weights: Vector) -> Tensor:
         """Add up terms with every silo's share of the noise, in whole units that all know."""
         shown = asked.question.named(part)
-        samples = self.channel.constants().samples
+        samples = self.channel.facts.rows
         scale = float(np.max(np.abs(weights) / samples)) or 1.0
         places = Places.usual(len(self.channel.start()), len(samples), 0)
         own = asked.own
@@ -370,15 +394,29 @@ class ReplicaSums:
         """Return weights of mean gradients; modes without τ are gradients of sums over rows."""
         at = getattr(question, "at", question)
         rows = isinstance(at, ModesAt) and not bool(at.tau.any())
-        return weights * self.channel.constants().samples if rows else weights
+        return weights * self.channel.facts.rows if rows else weights
 
-    def _check(self, place: str, weights: Vector, level: Tensor | None) -> None:
-        """Refuse one weighting too many of what was answered at one point; ν makes another one."""
+    def _check(self, kind: str, question: Question, weights: Vector) -> None:
+        """Refuse one weighting too many of what was answered at one point.
+
+        Weights that only silos know are others at every ν and x, and those of one objective are
+        asked for once: two of them may differ in one silo's weight alone.
+        """
         size = float(np.abs(weights).max(initial=0.0)) or 1.0
-        own = b"" if level is None else level.numpy().tobytes()
-        rounded = np.round(weights / size, DIGITS) + 0.0  # no −0
-        count = self.session.journal.weightings.count(place, rounded.tobytes() + own)
+        name = np.round(weights / size, DIGITS) + 0.0  # no −0
+        x = _about(question)
+        at = Point(type(question).__name__) if x is None else Point.of(kind, x)
+        level = getattr(question, "level", None)
+        own = b"" if level is None or x is None else level.numpy().tobytes() + x.tobytes()
+        known = self.session.journal.weightings
+        count, ours = known.count(at, name.tobytes() + own, bool(own) and kind == "vectors")
         check_weightings(count, len(weights), self.colluding)
+        if ours > 1:
+            raise InputError(
+                "points-too-near",
+                "Weights that silos keep would be summed twice at points that count as one: agree "
+                "on a larger training.tol, or a smaller distance.",
+            )
 
     def _check_share(self, weights: Vector) -> None:
         """Refuse a sum in which one silo has more than its share, as weights by rows may give."""
@@ -400,13 +438,14 @@ def replica(
     session: Session,
     own: LocalChannel | None,
     colluding: int,
+    facts: PublicFacts,
     about: str = "",
-    shared: Ridge | None = None,
     share: float = 1.0,
+    shared: bool = False,
 ) -> Federation:
     """Return the federation that a method is trained on at this silo, or at an onlooker."""
-    channel = ReplicaChannel(session, own, about)
-    return Federation(channel, ReplicaSums(channel, colluding, shared, share))
+    channel = ReplicaChannel(session, own, about, facts)
+    return Federation(channel, ReplicaSums(channel, colluding, share, shared))
 
 
 def question_parts(question: object) -> tuple[Json, dict[str, Tensor]]:
@@ -433,19 +472,28 @@ def question_parts(question: object) -> tuple[Json, dict[str, Tensor]]:
     return values, tensors
 
 
-def _place(question: object) -> str:
-    """Name the point that a question is about, whatever model and minibatch: x alone counts."""
+def _about(question: object) -> Vector | None:
+    """Return the point that a question is about, whatever model and minibatch: x alone counts."""
     at = getattr(question, "at", None)
     about = at if isinstance(at, Question) else question
     x = getattr(about, "x", None)
     if not isinstance(x, Tensor):
-        return type(question).__name__
+        return None
     if isinstance(about, ModesAt) and about.tau.any():  # of other functions than the losses
         x = torch.cat([x.double(), about.tau])
-    if not bool(x.any()):  # where all linear models begin, whatever their columns
-        return "start"
-    return hashlib.sha256(x.detach().double().cpu().numpy().tobytes()).hexdigest()
+    return np.asarray(x.detach().double().cpu().numpy())
+
+
+def _place(question: object) -> str:
+    """Name that point."""
+    x = _about(question)
+    if x is None:
+        return type(question).__name__
+    return hashlib.sha256(x.tobytes()).hexdigest() if x.any() else "start"
 
 
 def _not_available(*_: object) -> NoReturn:
-    raise InputError("vectors-stay-at-silos", "Vectors of a deployed run stay at their silos.")
+    raise InputError(
+        "vectors-stay-at-silos",
+        "Vectors of a deployed run, and their lengths, stay at their silos.",
+    )

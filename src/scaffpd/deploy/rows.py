@@ -52,6 +52,12 @@ class SiloRows:
         self._counted = JsonLines(self.folder / "counts.jsonl")
         self.data = Dataset.read(file, Wanted.agreed(terms))
         self.data.check(file.limits)
+        if self.data.rows[0] < terms.counted[file.name]:
+            raise InputError(
+                "rows-fewer-than-agreed",
+                f"Silo {file.name!r} has {self.data.rows[0]} training rows, fewer than the "
+                f"{terms.counted[file.name]} that the agreement counts it for.",
+            )
         # All rows, whichever are held out: silos of the same table hold out others, and sums over
         # most of the same rows show nearly what sums over the same ones do.
         rows = digest(self.data.marks(derived(ledger.secret, b"rows")))
@@ -66,6 +72,11 @@ class SiloRows:
         self._written = 0  # releases of the account that are in the ledger
         self._counts: PrivateCounts | None = None
 
+    @property
+    def minibatches(self) -> int:
+        """What minibatches are drawn from: if all could draw them, they would ask about rows."""
+        return int.from_bytes(derived(self._secret, b"minibatches" + self.digest), "big")
+
     def commitment(self) -> str:
         """Return a hash of the rows, salted for this agreement."""
         return self.data.commitment(derived(self._secret, b"salt" + self.digest))
@@ -76,7 +87,8 @@ class SiloRows:
         """
         method = self.terms.method
         objective = repr(getattr(method, "objective", method))
-        self.weightings = Weightings(self.ledger.weightings(self.entrant), objective)
+        known = self.ledger.weightings(self.entrant)
+        self.weightings = Weightings(known, objective, self.terms.distance)
         check_weightings(self.weightings.objectives, len(self.cards), self.terms.colluding)
         return Journal(self.folder / "asked.jsonl", self.weightings)
 
@@ -111,6 +123,7 @@ class SiloRows:
         test = None if ready.test is None else {self.file.name: ready.test}
         bound = self._model(model)
         made = Cohort({self.file.name: ready.train}, bound, test=test, settle=False)
+        made.channel.secret = (self.minibatches,)
         if self.noise:
             self._pay(made.channel.account)
         return made

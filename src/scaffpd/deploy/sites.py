@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -15,14 +14,16 @@ from scaffpd.data.curves import Limits, Matrix, Total
 from scaffpd.data.tabular.agree import Schema, width
 from scaffpd.data.tabular.questions import RowCounts, RowQuestion
 from scaffpd.deploy.agreement import LARGEST, Agreement, check_size
-from scaffpd.deploy.replica import ReplicaChannel, replica
+from scaffpd.deploy.replica import PublicFacts, ReplicaChannel, replica
 from scaffpd.deploy.rows import SiloRows
 from scaffpd.deploy.transcript import Session
 from scaffpd.federation import ClientScores, Federation
 from scaffpd.federation.questions import SPLITS
-from scaffpd.models import Linear
+from scaffpd.models import Linear, Personal
+from scaffpd.models.personal import base_of
 from scaffpd.pipeline.sites import Arrays, Encoding, Model
 from scaffpd.privacy.counts import CountNoise
+from scaffpd.privacy.private import public_smoothness
 from scaffpd.secure.aggregation import colluding_of
 from scaffpd.secure.ring import BYTES, Places
 from scaffpd.settings.federation import FederationTerms
@@ -93,21 +94,35 @@ class SiloSites:
     def federation(self, encoding: Encoding, model: Model) -> Federation:
         """Return the silos with the agreed model, or with the silos' own network or noise."""
         cohort = None if self.rows is None else self.rows.cohort(encoding, model)
-        shared = None
-        if self.terms.privacy is not None and self.terms.privacy.shared:
-            assert isinstance(model, Linear)
-            device = torch.device("cpu")
-            shared = model.ridge(width(encoding.schema) + 1, model.classes or 1, device)
+        private = self.terms.privacy
         found = replica(
             self.session,
             None if cohort is None else cohort.channel,
             colluding_of(len(self.names), self.terms.colluding),
+            self._facts(encoding, model),
             self.about,
-            shared,
             1.0 if self.rows is None else self.rows.share,
+            private is not None and private.shared,
         )
         check_size(sent(found.dimension, self.terms.method), len(self.names))
         return found
+
+    def _facts(self, encoding: Encoding, model: Model) -> PublicFacts:
+        """Return what everybody knows of the losses, from the agreement alone."""
+        terms = self.terms
+        rows = np.array([*terms.counted.values()], np.int64)
+        rate = terms.training.rate
+        facts = PublicFacts(rows, smoothness=np.nan if rate is None else 1 / rate)
+        if isinstance(model, Linear | Personal):
+            features = width(encoding.schema) + base_of(model).intercept
+            facts = replace(facts, model=model, width=features)
+        noise = self.agreement.values["noise"]
+        if not noise:
+            return facts
+        linear = None if facts.model is None else base_of(facts.model)
+        ridge = facts.ridge.most if linear else 0.0
+        known = public_smoothness(linear, noise.get("smoothness"), noise.get("radius"), ridge)
+        return replace(facts, smoothness=np.nan if known is None else known, noisy=True)
 
     def scores(
         self, encoding: Encoding, model: Model, federation: Federation, x: Matrix

@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import json
 from base64 import b64decode, b64encode
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -44,6 +44,7 @@ NEAR = 1e-9  # numbers of a proposal may differ by this share of the largest, wh
 STATE = "state"  # the proposals about an epoch itself
 END = "end"
 OBJECTIVE = "objective"
+DIRECTIONS = 64  # in which points are compared
 SMALL = 2**16  # bytes of a proposal up to which the first silo stores it, to propose it again
 
 
@@ -58,34 +59,101 @@ class Link(Protocol):
         """Post `own` at a step, and return the posts of the first silo or of all by name."""
 
 
+@dataclass(frozen=True)
+class Point:
+    """Where vectors are summed, as it is compared and written down.
+
+    Attributes:
+        kind: what the vectors are of; those of other kinds are never the same.
+        sketch: x in at most `DIRECTIONS` directions, none of which is longer than x: points are at
+            least as far from each other as their sketches. Empty for x = 0.
+    """
+
+    kind: str
+    sketch: bytes = b""
+
+    @classmethod
+    def of(cls, kind: str, x: Vector) -> Point:
+        """Sketch a point: sums of every 64th entry, with signs drawn once, over √(their number).
+
+        At zero all linear models begin, whatever their columns.
+        """
+        if not x.any():
+            return cls(kind)
+        rows = -(-len(x) // DIRECTIONS)
+        width = min(len(x), DIRECTIONS)
+        padded = np.zeros(rows * width)
+        padded[: len(x)] = x * (np.random.default_rng(len(x)).integers(0, 2, len(x)) * 2 - 1)
+        return cls(f"{kind} {len(x)}", (padded.reshape(rows, width).sum(0) / rows**0.5).tobytes())
+
+    def near(self, other: Point, distance: float) -> bool:
+        """Whether two points count as one."""
+        if self == other:
+            return True
+        if self.kind.split()[0] != other.kind.split()[0] or (
+            self.sketch and other.sketch and self.kind != other.kind
+        ):
+            return False
+        mine, theirs = (np.frombuffer(one.sketch) if one.sketch else 0.0 for one in (self, other))
+        return bool(np.linalg.norm(np.atleast_1d(mine - theirs)) <= distance)
+
+    def __str__(self) -> str:
+        """Write it for the ledger."""
+        return f"{self.kind} {b64encode(self.sketch).decode()}"
+
+    @classmethod
+    def read(cls, text: str) -> Point:
+        """Read what a ledger has."""
+        kind, _, sketch = text.rpartition(" ")
+        return cls(kind, b64decode(sketch))
+
+
 class Weightings:
     """Weightings with which the vectors of a point were summed, and objectives they follow from.
+
+    Points nearer to each other than an agreed distance are one: the difference of two sums with
+    other weights would be one silo's vector, but for what it changes from point to point.
 
     Args:
         known: places, and weightings there, of this run and others.
         objective: of this run.
+        distance: by which points have to differ.
     """
 
-    def __init__(self, known: Iterable[tuple[str, str]] = (), objective: str = "") -> None:
+    def __init__(
+        self, known: Iterable[tuple[str, str]] = (), objective: str = "", distance: float = 0.0
+    ) -> None:
         self.new: list[tuple[str, str]] = []  # not written down yet
+        self.distance = distance
         self._objective = hashlib.sha256(objective.encode()).hexdigest()
-        self._found: defaultdict[str, set[str]] = defaultdict(set)
+        self._objectives = set[str]()
+        self._found: dict[Point, set[str]] = {}
         for place, found in known:
-            self._found[place].add(found)
+            if place == OBJECTIVE:
+                self._objectives.add(found)
+            else:
+                self._found.setdefault(Point.read(place), set()).add(found)
 
     @property
     def objectives(self) -> int:
         """How many objectives there are, this run's included."""
-        return len(self._found[OBJECTIVE] | {self._objective})
+        return len(self._objectives | {self._objective})
 
-    def count(self, point: str, weighting: bytes) -> int:
-        """Note a weighting at a point, and return how many there are."""
-        own = hashlib.sha256(weighting).hexdigest()
-        for place, found in ((point, own), (OBJECTIVE, self._objective)):
-            if found not in self._found[place]:
-                self._found[place].add(found)
-                self.new.append((place, found))
-        return len(self._found[point])
+    def count(self, point: Point, weighting: bytes, own: bool = False) -> tuple[int, int]:
+        """Note a weighting at a point; return how many there are near it, and how many of them are
+        the silos' own under this run's objective.
+        """
+        family = f"{self._objective[:16]} " if own else ""
+        name = f"{family}{hashlib.sha256(weighting).hexdigest()}"
+        if name not in self._found.setdefault(point, set()):
+            self._found[point].add(name)
+            self.new.append((str(point), name))
+        if self._objective not in self._objectives:
+            self._objectives.add(self._objective)
+            self.new.append((OBJECTIVE, self._objective))
+        around = [own for other, own in self._found.items() if point.near(other, self.distance)]
+        near = set[str]().union(*around)
+        return len(near), sum(one.startswith(family) for one in near) if own else 0
 
 
 class Journal:
@@ -287,12 +355,26 @@ class Session:
 
     # --- what all silos post
 
-    def clear(self, shown: Sequence[Shown], own: Vector) -> NDArray[np.float64]:
-        """Return the numbers of all silos as they are, (N, k)."""
+    def clear(
+        self, shown: Sequence[Shown], own: Vector, sizes: Sequence[int] | None = None
+    ) -> NDArray[np.float64]:
+        """Return the numbers of all silos as they are, (N, k): each in the range of its part, or
+        NaN; `sizes` say how many of the k belong to every part.
+        """
         kind = self._allowed(shown, one_by_one=True)
-        body = np.ascontiguousarray(own, dtype="<f8").tobytes()
+        counts = np.ones(len(shown), np.int64) if sizes is None else sizes
+        least, most = np.repeat([one.range for one in shown], counts, axis=0).T
+        usable = np.where((least <= own) & (own <= most), own, np.nan)
+        body = np.ascontiguousarray(usable, dtype="<f8").tobytes()
         posts = self._numbers(f"clear {kind}", body, len(body))
-        return np.stack([np.frombuffer(post, dtype="<f8") for post in posts])
+        table = np.stack([np.frombuffer(post, dtype="<f8") for post in posts])
+        for name, row in zip(self.names, table, strict=True):
+            if np.any((row < least) | (row > most)):
+                raise Tampered(
+                    "number-out-of-range",
+                    f"Silo {name!r} posted a number that {shown[0].words} cannot be.",
+                )
+        return table
 
     def total(self, shown: Shown, own: Vector | NDArray[np.int64] | None, places: Places) -> Vector:
         """Return the sum of all silos' vectors, of which each leaves masked."""

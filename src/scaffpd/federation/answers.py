@@ -30,6 +30,8 @@ from scaffpd.federation.questions import (
 )
 
 Asked = TypeVar("Asked", bound=Question)
+SINGLE = 1 + 1e-6  # more than what single precision takes from a bound
+TINY = 1e-19  # more than what the format of masked sums does
 
 
 @dataclass(frozen=True)
@@ -201,10 +203,19 @@ class Gradients(Answers[GradientsAt]):
     def x(self) -> Tensor:
         return self.question.x
 
-    @property
     def rounding(self) -> tuple[Vector, Vector]:
-        """Bounds on the errors of L_i and of c_i (norms), each with its share of a sum's error."""
-        return self.numbers("loss_error"), self.numbers("gradient_error") + self._error
+        """Bound the errors of L_i and of c_i (norms), each with its share of a sum's error.
+
+        Where vectors are masked that is an exchange, and for every client the sum over all of them.
+        """
+        if self.federation.sums.hides_vectors:
+            everyone = np.zeros(len(self.asked.names))
+            everyone[self.asked.index] = 1.0
+            total = self.added("errors", everyone).double().cpu().numpy()
+            bounds = everyone[:, None] * (total * SINGLE + TINY)
+        else:
+            bounds = self.numbers("errors")
+        return bounds[:, 0], bounds[:, 1] + self._error
 
     def sum(self, weights: Vector) -> Tensor:
         """Return Σ_i w_i c_i; a masked sum is asked for only once."""

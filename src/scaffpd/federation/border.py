@@ -14,6 +14,7 @@ from typing import ClassVar, NamedTuple
 from scaffpd.errors import InputError
 
 Part = tuple[str, str]  # the kind of a question, and the name of a part of its answers
+LARGEST = 1e50  # of a number in the clear: larger losses mean divergence
 QUESTIONS: dict[str, type[Announced]] = {}
 
 
@@ -28,6 +29,7 @@ class Shown(NamedTuple):
     # work out all two-way tables
     tables: bool = False
     kind: str = ""  # of the question, which fills it in
+    range: tuple[float, float] = (-LARGEST, LARGEST)  # the least and the most that a number can be
 
     @property
     def key(self) -> Part:
@@ -35,9 +37,14 @@ class Shown(NamedTuple):
         return self.kind, self.part
 
 
-def each(part: str, words: str, extra: bool = False) -> Shown:
+def each(
+    part: str,
+    words: str,
+    extra: bool = False,
+    range: tuple[float, float] = (-LARGEST, LARGEST),
+) -> Shown:
     """Announce a part of which everybody sees each client's own."""
-    return Shown(part, words, True, extra)
+    return Shown(part, words, True, extra, range=range)
 
 
 def summed(part: str, words: str, extra: bool = False, tables: bool = False) -> Shown:

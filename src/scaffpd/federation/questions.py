@@ -134,6 +134,7 @@ class ClientSide(Protocol):
 
 Shapes = dict[str, tuple[int, ...]]  # of parts of an answer
 SPLITS = ("train", "test")
+UNBOUNDED = 1e12  # of an error that nobody knows: nothing is proven then
 LOSS = "your loss at every point that the method visits"
 
 
@@ -200,22 +201,30 @@ class GradientsAt(Losses):
     kind = "gradients"
     shows = (
         each("loss", LOSS),
-        each("loss_error", "a bound on the rounding error of your loss"),
-        each("gradient_error", "a bound on the rounding error of your gradient"),
         each("norm", "the length of your gradient", extra=True),
         summed("c", "the weighted sum of gradients"),
+        summed("errors", "bounds on the rounding errors of losses and gradients", extra=True),
     )
+
+    def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of c_i, and of two bounds."""
+        return {"c": (d,), "errors": (2,)}
 
     def answer(self, clients: ClientSide) -> Reply:
         """Evaluate at x; bound rounding only on request."""
         point = clients.point(self)
+
         rounding = cache(point.rounding)
-        numbers = {
-            "loss": lambda: point.losses,
-            "loss_error": lambda: rounding()[0],
-            "gradient_error": lambda: rounding()[1],
-        }
-        return Reply(numbers, {"c": Vectors.of(point, point.norms)})
+
+        def errors() -> Tensor:
+            return torch.stack([part.double().cpu() for part in rounding()], 1)
+
+        def finite() -> Tensor:
+            return errors().nan_to_num(UNBOUNDED, UNBOUNDED).clamp(max=UNBOUNDED)
+
+        bounds = Vectors(lambda w: w.cpu().double() @ finite(), finite, shape=(2,))
+        numbers = {"loss": lambda: point.losses, "errors": errors}
+        return Reply(numbers, {"c": Vectors.of(point, point.norms), "errors": bounds})
 
 
 @dataclass(frozen=True, eq=False)
@@ -364,8 +373,7 @@ class Scores(Question):
     kind = "evaluate"
     shows = (
         each("loss", "your loss"),
-        each("count", "how many rows that loss is over"),
-        each("score", "your score", extra=True),
+        each("score", "your score", extra=True, range=(0.0, 1.0)),
     )
     sent = None
 
@@ -385,22 +393,6 @@ class Scores(Question):
         parts = {"loss": loss, "count": count} | ({"score": right} if self.score else {})
         found = {name: np.asarray(part, dtype=np.float64) for name, part in parts.items()}
         return Reply({name: torch.from_numpy(part).clone for name, part in found.items()})
-
-
-@dataclass(frozen=True, eq=False)
-class LossFacts(Question):
-    """Smoothness and convexity of the losses (`Constants`), which a `Channel` looks up once."""
-
-    kind = "constants"
-    shows = (
-        each("smoothness", "the largest curvature of your loss"),
-        each("strong_convexity", "the least curvature of your loss"),
-        each("steepest", "the largest curvature of the loss of a row"),
-        each("samples", "how many training rows you have"),
-        each("convex", "whether your loss is convex"),
-        each("quadratic", "whether it is quadratic"),
-        each("noisy", "whether it has noise"),
-    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -242,6 +242,10 @@ class Objective(ABC):
         """Return κ_i of clients with these p_i."""
         return np.ones(len(p))
 
+    def _least(self, p: Vector) -> Vector:
+        """Return the least weights of clients with these p_i."""
+        return np.zeros(len(p))
+
     def _penalties(self, weights: Vector, p: Vector) -> Vector:
         """Return ψ_i(λ_i)."""
         return np.zeros(len(p))

@@ -228,6 +228,8 @@ class Average(Objective):
     def _most(self, p: Vector) -> Vector:
         return p
 
+    _least = _most
+
     def _conjugate(self, t: Vector, p: Vector) -> tuple[Vector, Vector, Vector, Vector]:
         """Return λ_i = p_i, whatever t is."""
         return p * t, p, np.zeros(len(p)), np.zeros(len(p))

@@ -303,17 +303,26 @@ class Private:
 
     def _public(self, samples: Sequence[int], ridge: Ridge) -> Constants | None:
         """Return constants on which no record has an influence."""
-        model = self.model if isinstance(self.model, Linear) else None
-        L = self.smoothness
-        if L is None and self.radius is not None and model is not None:
-            # every period of a person adds a curvature
-            loss = loss_named("logistic" if model.periods else model.loss)
-            L = loss.curvature * max(len(model.periods), 1) * self.radius**2 + ridge.most
+        linear = self.model if isinstance(self.model, Linear) else None
+        L = public_smoothness(linear, self.smoothness, self.radius, ridge.most)
         if L is None:
             return None
-        smooth = np.full(len(samples), float(L))
-        mu = np.full(len(samples), ridge.least if model else 0.0)
-        return Constants(smooth, mu, model is not None, smooth, np.array(samples), noisy=True)
+        smooth = np.full(len(samples), L)
+        mu = np.full(len(samples), ridge.least if linear else 0.0)
+        return Constants(smooth, mu, linear is not None, smooth, np.array(samples), noisy=True)
+
+
+def public_smoothness(
+    model: Linear | None, given: float | None, radius: float | None, ridge: float
+) -> float | None:
+    """Return a public L: as given, or that of rows no longer than R; `None` without either."""
+    if given is not None:
+        return float(given)
+    if model is None or radius is None:
+        return None
+    loss = "logistic" if model.periods else model.loss
+    # every period of a person adds a curvature
+    return float(loss_named(loss).curvature * max(len(model.periods), 1) * radius**2 + ridge)
 
 
 def _check_delta(delta: float) -> None:

@@ -44,12 +44,6 @@ def colluding_of(clients: int, given: int | None = None) -> int:
     return t
 
 
-def share_of(largest: float, colluding: int) -> float:
-    """Return the most that one client has of a sum, once t others have subtracted their terms."""
-    left = 1.0 - colluding * largest
-    return min(largest / left, 1.0) if left > 0 else 1.0
-
-
 def cap_of(clients: int, colluding: int) -> float:
     """Return κ, the largest weight with which no client has more than `SHARE` of what is left.
 

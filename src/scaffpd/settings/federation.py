@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,8 +14,7 @@ from typing import Annotated, Self
 from pydantic import BeforeValidator, Field, StringConstraints, ValidationInfo, model_validator
 
 import scaffpd.fields as key
-from scaffpd.algorithms import ALGORITHMS, Algorithm, Fair, MinimaxSums
-from scaffpd.algorithms.base import SLOPES, VECTORS
+from scaffpd.algorithms import Algorithm, Fair, MinimaxSums
 from scaffpd.data.tabular.agree import (
     LARGEST,
     LONGEST,
@@ -33,15 +33,19 @@ from scaffpd.fields import Json, Needs, SettingsTable, read_toml, validated
 from scaffpd.models import Personal
 from scaffpd.models.cox import refuse_noise, refuse_powers
 from scaffpd.models.losses import LOSSES
+from scaffpd.objectives.floored import Floored, floor_of
 from scaffpd.pipeline.columns import Plan
 from scaffpd.pipeline.sites import Model, NamedModel
 from scaffpd.privacy import LOCAL_STEPS, ROUNDS
 from scaffpd.privacy.private import private_ridge
-from scaffpd.secure.aggregation import FEWEST, cap_of, colluding_of
+from scaffpd.secure import SHARE
+from scaffpd.secure.aggregation import FEWEST, cap_of, colluding_of, most_weightings
+from scaffpd.settings.deployable import Deployed, refuse_noisy, refuse_shown
 from scaffpd.settings.methods import (
     PACKAGE,
     MethodTable,
     ObjectiveTable,
+    Rate,
     algorithm_of,
     changed,
     found_classes,
@@ -55,11 +59,13 @@ from scaffpd.tasks.base import Task
 SILO = {"data": "a silo's silo.toml; a coordinator's federation.toml is needed"}
 MOST_LABELS = 1000  # a softmax has a coefficient of every column for each
 LARGEST_EPSILON = 20.0
+USUAL_TOL = 1e-6
 EPSILONS = f"a number from 1e-6 to {LARGEST_EPSILON:g}"
 LARGEST_SUMS = 2**18  # N d² up to which Hessians are summed: 2 MB to every silo
 NUMBERS = "number"  # the kind of a column without a range
 Title = Annotated[str, StringConstraints(min_length=1, max_length=LONGEST)]
 Size = Annotated[int, Field(ge=1, le=MOST_FEATURES)]
+Rows = Annotated[int, Field(ge=1, le=10**9), Needs("a whole number from 1 to 1000000000")]
 Label = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
 Categories = Annotated[list[Title], Field(min_length=1, max_length=MOST_CATEGORIES)]
 ColumnKind = Annotated[
@@ -120,6 +126,8 @@ class FederationTraining(SettingsTable):
     rounds: Annotated[int, Field(ge=1, le=10**6), Needs("a whole number from 1 to 1000000")] = 1000
     tol: Annotated[float, Field(ge=0, le=1e6), Needs("a number from 0 to 1e6")] | None = None
     seed: key.Whole = 0
+    # η of local steps, where a method's server needs to know how curved losses are
+    rate: Rate | None = None
 
 
 class DeployedPrivacy(PrivacyBudget):
@@ -162,8 +170,15 @@ class FederationTerms(SettingsTable):
     algorithm: MethodTable = MethodTable()
     objective: ObjectiveTable | None = None
     training: FederationTraining = FederationTraining()
+    # training rows of every silo, rounded down by its operator; left out, silos count alike
+    rows: dict[Title, Rows] | None = None
     # t, how many silos may show others all that they know; a third of them if left out
     colluding: Annotated[int, Field(ge=1, le=1000), Needs("a whole number >= 1")] | None = None
+    # c, the average's share of the objective: every silo keeps c p_i of the weight, whatever others
+    # claim; left out, what the usual limits.share of silos takes
+    floor: Annotated[float, Field(ge=0, le=0.9), Needs("a number from 0 to 0.9")] | None = None
+    # points nearer than this count as one; left out, a thousandth of the root of training.tol
+    near: Annotated[float, Field(ge=0, le=1), Needs("a number from 0 to 1")] | None = None
     privacy: DeployedPrivacy | None = None
     _path: Path
     _method: Algorithm | None = None
@@ -202,7 +217,7 @@ class FederationTerms(SettingsTable):
         if self.privacy is not None and not fixed:
             steps = 1 if self.privacy.shared else LOCAL_STEPS  # each costs privacy
             method = changed(method, local_steps=steps)
-        self._method = self._safe(method)
+        self._method = self._floored(self._safe(method))
 
     def _safe(self, method: Algorithm) -> Algorithm:
         """Cap what one silo may weigh; take the method whose losses stay at silos, if there is one.
@@ -214,7 +229,7 @@ class FederationTerms(SettingsTable):
         if objective is None or n < FEWEST:
             return method
         if "cap" in objective.arguments() and objective.cap is None:
-            cap = cap_of(n, colluding_of(n, self.colluding))
+            cap = cap_of(n, self._colluding)
             objective = objective.with_arguments(cap=cap)
             method = changed(method, objective=objective)
         if method != Fair(objective) or self.privacy is not None or not objective.separable:
@@ -226,11 +241,25 @@ class FederationTerms(SettingsTable):
         bounded = not self.task.timed and LOSSES[model["loss"]].not_negative
         return MinimaxSums(objective) if bounded and d * d * n <= LARGEST_SUMS else method
 
+    def _floored(self, method: Algorithm) -> Algorithm:
+        """Put a floor under every weight, so that nobody's claims leave one silo in a sum."""
+        objective = getattr(method, "objective", None)
+        n = len(self.silos)
+        if objective is None or not objective.simplex or n < FEWEST:
+            return method
+        floor = floor_of(objective, n, self._colluding, SHARE) if self.floor is None else self.floor
+        return changed(method, objective=Floored(objective, floor)) if floor else method
+
     @property
     def method(self) -> Algorithm:
         """Algorithm with its objective; own code has to be loaded first, by `settle`."""
         assert self._method is not None
         return self._method
+
+    @property
+    def counted(self) -> dict[str, int]:
+        """What silos count for, in their order: their agreed rows, or 1."""
+        return {name: (self.rows or {}).get(name, 1) for name in self.silos}
 
     @property
     def task(self) -> Task:
@@ -270,7 +299,18 @@ class FederationTerms(SettingsTable):
     def tol(self) -> float | None:
         """The certified gap to stop at; `None` makes all rounds."""
         given = self.training.tol
-        return (1e-6 if self.certified else None) if given is None else given or None
+        return (USUAL_TOL if self.certified else None) if given is None else given or None
+
+    @property
+    def _colluding(self) -> int:
+        return colluding_of(len(self.silos), self.colluding)
+
+    @property
+    def distance(self) -> float:
+        """What points have to differ by to count as two: near an optimum within `tol` they do."""
+        if self.near is not None:
+            return self.near
+        return 1e-3 * math.sqrt(min(self.tol or USUAL_TOL, USUAL_TOL))
 
     def check(self) -> None:
         """Refuse settings that do not go together, as far as the method is known."""
@@ -281,6 +321,15 @@ class FederationTerms(SettingsTable):
             raise InputError(
                 "curves-without-columns",
                 f"{file!r} asks for curves, which go with a linear model of columns of numbers.",
+            )
+        n = len(self.silos)
+        few = n >= FEWEST and most_weightings(n, self._colluding) < 2
+        if few and self.curved and (self.paired or self.plan().evidence):
+            raise InputError(
+                "curves-with-few-silos",
+                f"{file!r} asks for pairs, or for strengths by evidence, beside curves: at one "
+                "point these make more sums than are safe with so few silos. Take pairs = 0 and "
+                "l2 and kappa as numbers, or more silos.",
             )
         if self.task.timed and self.labels:
             raise InputError(
@@ -298,55 +347,25 @@ class FederationTerms(SettingsTable):
                 "tol-without-certificate",
                 f"{kind} certifies nothing: leave training.tol out of {file!r}.",
             )
-        if self.method.needs & {VECTORS, SLOPES}:
-            raise InputError(
-                "method-needs-vectors",
-                f"{name} needs every silo's own vectors, but only sums leave silos: use another "
-                f"algorithm in {file!r}, such as Fair.",
-            )
-        if getattr(self.method, "clients_per_round", None) is not None:
-            raise InputError(
-                "clients-per-round-fixed",
-                f"All silos take part in every sum: leave clients_per_round out of {file!r}.",
-            )
         if self.task.timed and self.method.positive:
             refuse_powers()
+        shared = self.privacy is not None and self.privacy.shared
+        deployed = Deployed(
+            file,
+            self.method,
+            self.model.network is not None,
+            self.silos,
+            self.rows,
+            self.training.rate,
+            self.privacy,
+            shared,
+        )
+        refuse_shown(deployed)
         if self.privacy is not None:
-            self._check_private(file)
-
-    def _check_private(self, file: str) -> None:
-        private = self.privacy
-        assert private is not None
-        if self.task.timed:
-            refuse_noise()
-        if not self.method.asks_losses:
-            able = ", ".join(name for name, kind in ALGORITHMS.items() if kind.asks_losses)
-            raise InputError(
-                "method-not-private",
-                f"[privacy] of {file!r} needs a method that asks for losses itself, because "
-                f"nothing else may leave silos: {able}, not {type(self.method).__name__}.",
-            )
-        steps = getattr(self.method, "local_steps", None), getattr(self.method, "batch_size", None)
-        if private.shared and (self.model.network or steps not in ((None, None), (1, None))):
-            raise InputError(
-                "shared-noise-visible",
-                f"[privacy] shared of {file!r} needs a linear model, one local step and all rows: "
-                "shared noise only covers sums of gradients.",
-            )
-        if isinstance(self.columns, dict) and not self.encoding().get("declared"):
-            raise InputError(
-                "range-missing",
-                f"[privacy] of {file!r} needs the range of every numeric column, such as "
-                "age = [0, 100]: means and deviations carry no noise.",
-            )
-        if self.model.kappa == AUTO:
-            raise InputError(
-                "evidence-with-noise",
-                f'{file!r} has model.kappa = "auto" with [privacy]: evidence would cost ε. Give κ '
-                "as a number, such as 10: personal models are made after the run and cost nothing.",
-            )
-        if not 1e-6 <= private.clip <= 1e6 or not 1e-6 <= private.loss_clip <= 1e6:
-            raise InputError("clip-out-of-range", f"{file!r} needs clips from 1e-6 to 1e6.")
+            if self.task.timed:
+                refuse_noise()
+            ranged = not isinstance(self.columns, dict) or bool(self.encoding().get("declared"))
+            refuse_noisy(deployed, ranged, self.model.kappa == AUTO)
 
     def encoding(self) -> Schema:
         """Return the columns as silos encode them."""

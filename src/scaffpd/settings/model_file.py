@@ -123,7 +123,10 @@ def read_model(path: Path) -> tuple[Array, Setup]:
     """Read x and its agreement from a run's model.safetensors."""
     try:
         with safe_open(path, framework="np") as file:
-            return file.get_tensor("x"), Setup.of(json.loads(file.metadata()["setup"]))
+            x = file.get_tensor("x")
+            setup = Setup.of(json.loads(file.metadata()["setup"]))
+        _check_parameters(x, setup)
+        return x, setup
     except FileNotFoundError:
         raise InputError(
             "model-missing", f"There is no file {str(path)!r}: name a run's model.safetensors."
@@ -133,6 +136,19 @@ def read_model(path: Path) -> tuple[Array, Setup]:
             "not-a-model-file",
             f"{str(path)!r} is not a model that a run has written (model.safetensors).",
         ) from None
+
+
+def _check_parameters(x: Array, setup: Setup) -> None:
+    """Refuse parameters, or labels, that a linear model of these columns does not have."""
+    if setup.model.get("kind", "linear") != "linear":
+        return
+    model = linear(setup.model)
+    labels = len(setup.schema["labels"])
+    outputs = model.classes or 1
+    size = (width(setup.schema) + len(model.beyond)) * outputs
+    fits = x.ndim in (1, 2) and x.shape[-1] == size and labels in (0, max(outputs, 2))
+    if not fits or not np.isfinite(x).all():
+        raise ValueError("parameters or labels of another model")
 
 
 def read_owners(path: Path) -> list[str]:

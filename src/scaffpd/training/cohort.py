@@ -8,6 +8,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 from weakref import WeakKeyDictionary
 
@@ -183,6 +184,7 @@ class LocalChannel:
         # the last list that was found to contain all clients, and those that were asked last
         self._whole: Sequence[int] = self._everyone
         self._some: tuple[list[int], Oracle] = self._everyone, train.oracle
+        self.secret: Key = ()  # of a silo's own, which nobody else draws the minibatches from
         self.points = WeakKeyDictionary[GradientsAt, dict[tuple[int, ...], EvaluatedPoint]]()
         self.modes = WeakKeyDictionary[ModesAt, dict[tuple[int, ...], ClientModes]]()
         self._constants: Constants | None = None
@@ -272,11 +274,14 @@ class AnsweringClients(NamedTuple):
         """Evaluate a point, once for these clients for as long as the question is in use."""
         points = self.channel.points.setdefault(at, {})
         if self.chosen not in points:
-            points[self.chosen] = self.oracle.evaluate(at.x, at.batch_size, at.key)
+            points[self.chosen] = self.oracle.evaluate(at.x, at.batch_size, self._key(at.key))
         return points[self.chosen]
 
     def losses(self, x: Tensor, batch_size: int | None, key: Key) -> Tensor:
-        return self.oracle.losses(x, batch_size, key)
+        return self.oracle.losses(x, batch_size, self._key(key))
+
+    def _key(self, public: Key) -> Key:
+        return (*self.channel.secret, *public)
 
     def local_updates(
         self,
@@ -286,6 +291,7 @@ class AnsweringClients(NamedTuple):
         plan: LocalPlan,
     ) -> Displacements:
         held = self.point(at) if isinstance(at, GradientsAt) else at
+        plan = replace(plan, key=self._key(plan.key))
         return self.oracle.local_updates(x, held, correction, plan)
 
     def proximal_steps(

@@ -227,7 +227,7 @@ class _TrainingRun:
             self._resume()
         else:
             self._record()
-        if not self.history.every_client:
+        if not (self.history.every_client and self.federation.channel.here):
             self.state = replace(self.state, looks=False)
         self.last_finite = self.state
         self._complete()
@@ -275,7 +275,8 @@ class _TrainingRun:
         """Look up the losses of the last state, where that was not its turn."""
         shown = self.state.shows_losses
         unknown = not self.state.looks and np.isnan(self.state.losses).all()
-        if shown and unknown and bool(torch.isfinite(self.state.x).all()):
+        here = self.federation.channel.here  # silos show no loss for the history alone
+        if here and shown and unknown and bool(torch.isfinite(self.state.x).all()):
             self.state = replace(self.state, losses=self.federation.evaluate(self.state.x).loss)
             self.history.look_up(self.state.losses)
 

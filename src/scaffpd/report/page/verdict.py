@@ -121,9 +121,10 @@ def sure(run: RunRecord) -> str:
             f"objective itself, {plain(main.value)}."
         )
     each = f", at every {run.word}" if name == ALONE else ""
+    honest = "This holds if all silos keep to the protocol. " if run.kind == "deploy" else ""
     return (
         f"{called} is the best for the rows that it learnt from, to within {small(gap)} of what it "
-        f"minimises{each}. How it does on new rows is measured, not proven."
+        f"minimises{each}. {honest}How it does on new rows is measured, not proven."
     )
 
 
