@@ -2,8 +2,8 @@
 
 Each goes through a front door alone: the command line, an estimator, or silos around a board.
 `python tests/test_pins.py` writes the file anew; `SCAFFPD_PINS=1e-9` compares more strictly than
-two processors agree. Those of silos were written anew once: since silos deal rows by stored marks,
-and recode what few rows have, they train on other rows than a hash of their contents had chosen.
+two processors agree. Those of silos were written anew twice: they deal rows by stored marks and
+recode what few rows have, so they train on other rows; and they keep a floor under every weight.
 """
 
 import csv
