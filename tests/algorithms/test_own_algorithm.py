@@ -88,7 +88,8 @@ def test_it_is_deployed_where_operators_agree(own, tmp_path):
     for place in places.values():
         place.write_text(place.read_text() + entry)
     text = path.read_text().replace(
-        "[objective]", '[algorithm]\nkind = "alternating"\n\n[objective]'
+        "[objective]",
+        '[algorithm]\nkind = "alternating"\nserver_rate = 0.1\ndual_rate = 0.1\n\n[objective]',
     )
     path.write_text(text[: text.index("[training]")] + f"[training]\nrounds = 4\ntol = 0\n{entry}")
     silos = {name: Silo.open(place) for name, place in places.items()}

@@ -25,6 +25,7 @@ OF_DOCUMENTS = (  # codes of documents that cannot be read; all others are one
 )
 PUBLIC = (  # codes of a run's refusals that are about what everybody sees
     TABLE_BUSY,
+    "curvature-stays-at-silos",
     "ledger-changed",
     "ledger-went-back",
     "model-too-large",
@@ -69,6 +70,8 @@ SENTENCES = {
     "package's, and this silo's file does not list it.",
     # of a run
     TABLE_BUSY: "Another run uses this silo's rows: one at a time does.",
+    "curvature-stays-at-silos": "How curved its loss is stays at every silo: agree on "
+    "training.rate.",
     "ledger-changed": "The ledger of this silo's table was changed or removed: its operator has to "
     "bring back the newest copy.",
     "ledger-went-back": "The ledger of this silo's table lacks what the silo has noted of it: its "
