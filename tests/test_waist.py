@@ -156,7 +156,7 @@ def test_traffic_of_questions_to_some_clients():
     cohort.local_updates(x, None, None, LocalPlan(2, snapshot=1), [4])
     assert sent() == (1, 2 * d, d)  # DRFA: two vectors up
     cohort.ask(Scores(y, "train"), alone=False)
-    assert sent() == (0, 8 * 3, 0)  # no point goes down for the logs, and x is known still
+    assert sent() == (0, 8 * 2, 0)  # no point goes down for the logs, and x is known still
     cohort.losses(x, clients=[4])
     assert sent() == (1, 1, 0)
 
