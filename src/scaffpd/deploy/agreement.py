@@ -423,8 +423,8 @@ def leaves(terms: FederationTerms) -> list[str]:
     if private is None:
         lines.append(
             "Over a whole run there are more sums than your loss has unknown numbers, if the model "
-            "is small: whoever stores them all may work out losses and gradients. Only [privacy] "
-            "rules that out."
+            "is small: whoever stores them all may work out losses and gradients. One silo that "
+            "breaks the protocol can do so from two sums. Only [privacy] rules that out."
         )
     return lines
 
