@@ -58,6 +58,7 @@ entry = "rows:rows"
 test = 0
 [limits]
 rows = 1
+cell = 1
 """
 FEDERATION = """\
 silos = ["north", "south", "west"]

@@ -169,5 +169,11 @@ def predict_encoded(
     """
     model = linear(setup.model)
     labels = setup.schema["labels"]
-    found, shares = setup.task.answers(model, model.outputs(x, X))
+    with np.errstate(over="ignore", invalid="ignore"):
+        z = model.outputs(x, X)
+    if not np.isfinite(z).all():
+        raise InputError(
+            "numbers-too-large", "Rows and parameters, once multiplied, are too large to be added."
+        )
+    found, shares = setup.task.answers(model, z)
     return ([labels[int(k)] for k in found] if labels else found.tolist()), shares
