@@ -11,12 +11,12 @@ from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field, FiniteFloat
+from pydantic import BaseModel, Field
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as save_tensors
 
 from scaffpd.data.tabular.agree import Schema, width
-from scaffpd.data.tabular.schemas import CheckedSchema
+from scaffpd.data.tabular.schemas import HUGE, CheckedSchema
 from scaffpd.errors import InputError, unknown
 from scaffpd.federation import Vector
 from scaffpd.fields import Json
@@ -34,8 +34,8 @@ class AgreementValues(BaseModel):
 
     model: Json
     columns: Annotated[CheckedSchema, Field(alias="schema")]
-    mean: list[FiniteFloat]
-    deviation: list[Annotated[FiniteFloat, Field(gt=0)]]
+    mean: list[Annotated[float, Field(ge=-HUGE, le=HUGE)]]
+    deviation: list[Annotated[float, Field(ge=1 / HUGE, le=HUGE)]]
     privacy: Json = {}
 
 
