@@ -258,7 +258,7 @@ def federated(name: str, kind: str) -> list[str]:
             outcome = coordinate(path, transport)
             best = min(best, time.perf_counter() - start)
             exchanges = RunRecord.read(Path(folder) / "run").main.exchanges
-    shown = "no" if file.method.questions == {OWN_SUMS} else "yes"
+    shown = "no" if OWN_SUMS in file.method.questions else "yes"
     return [
         f"{name}, {len(places)} silos",
         type(file.method).__name__,

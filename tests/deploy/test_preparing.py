@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import scaffpd as sp
+from cases.posts import small_federation
 from cases.refusals import refuses
 from cases.silos import (
     MODEL,
@@ -28,6 +29,7 @@ from scaffpd.data.tabular.agree import (
 )
 from scaffpd.deploy.agreement import leaves
 from scaffpd.deploy.dataset import Dataset
+from scaffpd.deploy.program import BESIDE
 from scaffpd.pipeline.columns import agreed
 from scaffpd.pipeline.sites import SitesHere
 from scaffpd.privacy.accountant import least_noise
@@ -108,7 +110,7 @@ def test_four_silos_have_the_cohorts_curves_pairs_strengths_and_model(tmp_path, 
         sp.SecureAggregation(cohort, colluding=file.colluding),
         file.rounds,
         file.tol,
-        x0=found.x,
+        x0=BESIDE * found.x,
         progress=False,
     )
     ended_alike(path, places, outcome, best)
@@ -181,3 +183,18 @@ def test_evidence_is_not_for_runs_with_noise(tmp_path):
     path.write_text(only.replace("\n".join(lines[:3]) + "\n", ""))
     with refuses("curves-without-columns"):
         FederationFile.read(path)
+
+
+@pytest.mark.parametrize("model", ["l2 = 0.1", "", 'kappa = "auto"'])
+@pytest.mark.parametrize("alike", [False, True])
+def test_silos_that_are_alike_converge(tmp_path, model, alike):
+    """With strengths by evidence the mode is their optimum: no point may be asked about twice."""
+    draw = np.random.default_rng(3)
+    tables = {}
+    for name in "abcde":
+        x = draw.normal(size=60)
+        rows = [{"x": round(v, 3), "ill": int(v + draw.normal() > 0)} for v in x]
+        tables[name] = tables["a"] if alike and tables else rows
+    path, places = small_federation(tmp_path, tables, 'x = "number"\n', model=model)
+    outcome, _ = run(path, places)
+    assert outcome.status == "converged", outcome.sentence

@@ -148,7 +148,11 @@ MODES = {
     "lines": ("", PRIVATE, set()),
     "curves": ('curves = "on"\n', PRIVATE, set()),
     # what a sum with shared noise costs depends on weights, which follow from noised losses
-    "shared": ("", PRIVATE.replace("4.0", "4.0\nshared = true"), {("spent", "epsilon")}),
+    "shared": (
+        "",
+        PRIVATE.replace("4.0", "4.0\nshared = true") + "[rows]\na = 20\nb = 20\nc = 20\n",
+        {("spent", "epsilon")},
+    ),
 }
 
 

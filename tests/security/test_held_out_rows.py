@@ -159,11 +159,12 @@ def test_check_shows_the_split_that_a_run_has(tmp_path, capsys, fake_clock):
     outcome, _ = run(path, places)
     assert outcome.final
     file = FederationFile.read(path)
-    record = RunRecord.read(file.folder)
-    for one in record.models[0].clients:
-        data = Dataset.read(SiloFile.read(places[one.client]), wanted(file))
-        rows = shown[one.client]["rows"]
-        assert (one.train_rows, one.test_rows) == (rows["train"], rows["test"]) == data.rows
+    for name, place in places.items():
+        (folder,) = (place.parent / "runs").iterdir()
+        own = RunRecord.read(folder).joining.by_client[name]["alone"]
+        data = Dataset.read(SiloFile.read(place), wanted(file))
+        rows = shown[name]["rows"]
+        assert (own.train_rows, own.test_rows) == (rows["train"], rows["test"]) == data.rows
 
 
 def test_a_commitment_holds_rows_and_split(tmp_path):

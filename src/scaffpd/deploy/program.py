@@ -30,14 +30,16 @@ from scaffpd.federation import Federation
 from scaffpd.files import write_file
 from scaffpd.models import Linear, Personal
 from scaffpd.models.personal import base_of
+from scaffpd.pipeline.columns import Ready
 from scaffpd.pipeline.models import Contest, Contests, Trained
-from scaffpd.pipeline.run import Nobody, Record, Settings, run
+from scaffpd.pipeline.run import Nobody, Record, Settings, run, start_of
 from scaffpd.pipeline.sites import Encoding, NamedModel
 from scaffpd.settings.federation import FederationTerms
 from scaffpd.settings.model_file import Setup, finite
 from scaffpd.training.history import Checkpoint
-from scaffpd.training.loop import RoundInfo
+from scaffpd.training.loop import RoundInfo, StartPoint
 
+BESIDE = 0.9  # of the mode, where training starts
 KEPT = 2  # states: a silo may be one round ahead of another
 
 
@@ -145,6 +147,7 @@ def take_part(
             terms.rounds,
             terms.training.seed,
             lambda _: checkpoint,
+            beside_mode,
         ),
         sites,
         watcher=Rounds(states, session, after),
@@ -152,6 +155,14 @@ def take_part(
     spent = _spent(session, found.models[0].federation) if private else {}
     session.confirm()
     return Finished(found, _setup(terms, agreement, found), spent)
+
+
+def beside_mode(ready: Ready) -> StartPoint:
+    """Return a start near the mode, and not at it: there silos that are alike have the first step
+    end where it began, and nothing is summed twice at one point.
+    """
+    mode = start_of(ready)
+    return BESIDE * mode if isinstance(mode, np.ndarray) else mode
 
 
 def asked(terms: FederationTerms) -> Contests:

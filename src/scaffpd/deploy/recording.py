@@ -73,7 +73,7 @@ def silo_record(terms: FederationTerms, done: Finished) -> RunRecord:
         known = joining_record(brings, own.rows.model.loss)
     return made.model_copy(
         update={
-            **vars(own.scores),
+            **{name: list(part) for name, part in vars(own.scores).items()},
             "joining": known,
             "cautions": [brings] if isinstance(brings, str) and brings else [],
             "settings": made.settings | {"Data": own.rows.about},

@@ -177,7 +177,7 @@ class FederationTerms(SettingsTable):
     # c, the average's share of the objective: every silo keeps c p_i of the weight, whatever others
     # claim; left out, what the usual limits.share of silos takes
     floor: Annotated[float, Field(ge=0, le=0.9), Needs("a number from 0 to 0.9")] | None = None
-    # points nearer than this count as one; left out, a thousandth of the root of training.tol
+    # points nearer than this count as one; left out, the root of training.tol over 100,000
     near: Annotated[float, Field(ge=0, le=1), Needs("a number from 0 to 1")] | None = None
     privacy: DeployedPrivacy | None = None
     _path: Path
@@ -310,7 +310,7 @@ class FederationTerms(SettingsTable):
         """What points have to differ by to count as two: near an optimum within `tol` they do."""
         if self.near is not None:
             return self.near
-        return 1e-3 * math.sqrt(min(self.tol or USUAL_TOL, USUAL_TOL))
+        return 1e-5 * math.sqrt(min(self.tol or USUAL_TOL, USUAL_TOL))
 
     def check(self) -> None:
         """Refuse settings that do not go together, as far as the method is known."""
