@@ -23,7 +23,7 @@ PRIVATE_WORDS = r"\b(told|untold|kept|weighed|weighing|apart|is there already)\b
 # What is measured, and the most that is allowed; lower a number as soon as it can be lowered.
 BUDGETS = {
     "files over 500 lines": 0,
-    "mentions of Any": 67,
+    "mentions of Any": 60,
     "fmt: skip": 0,
     "private words": 0,
     "class names used twice": 0,

@@ -18,12 +18,14 @@ class InputError(ValueError):
         super().__init__(sentence)
         self.code = code
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         # BaseException rebuilds itself from `args`, which hold the sentence alone
         return _rebuilt, (type(self), self.args, self.__dict__)
 
 
-def _rebuilt(kind: type[InputError], args: tuple[Any, ...], fields: dict[str, Any]) -> InputError:
+def _rebuilt(
+    kind: type[InputError], args: tuple[object, ...], fields: dict[str, object]
+) -> InputError:
     """Return an unpickled error, of a subclass with any signature."""
     error = kind.__new__(kind, *args)
     error.__dict__.update(fields)

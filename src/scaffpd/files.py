@@ -174,7 +174,7 @@ class JsonLines:
         """Hold the lock of the file."""
         return lock_file(self.file.with_suffix(".lock"))
 
-    def append(self, entry: Any) -> None:
+    def append(self, entry: object) -> None:
         """Append an entry and flush it to disk."""
         handle = os.open(self.file, os.O_RDWR | os.O_APPEND | os.O_CREAT, self.mode)
         with os.fdopen(handle, "r+b") as file:
@@ -223,7 +223,7 @@ def _line_start(file: IO[bytes], end: int) -> int:
     return 0
 
 
-def csv_text(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> str:
+def csv_text(rows: Sequence[Mapping[str, object]], columns: Sequence[str] = ()) -> str:
     """Write rows with the same keys as CSV, NaN as an empty cell.
 
     `columns` names them if there may be no rows. A text that spreadsheets would take for a

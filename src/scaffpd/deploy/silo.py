@@ -12,7 +12,6 @@ import threading
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 from scaffpd.deploy.agreement import LONGEST, Agreement, allowed
 from scaffpd.deploy.board import BEGIN, DONE, LEAVE, LOST, NEWS, Abandoned, Mailbox, read_news
@@ -115,7 +114,7 @@ class Silo:
             raise mailbox.failure.with_traceback(None)
         return reply
 
-    def _begin(self, asked: Message, states: list[Any]) -> None:
+    def _begin(self, asked: Message, states: list[list[object]]) -> None:
         agreement = self._read(asked.values.get("agreement"))
         run = agreement.digest.hex()
         agreement.check(self.file, self.identity.card)
@@ -175,7 +174,7 @@ class Silo:
         mailbox: Mailbox,
         agreement: Agreement,
         terms: FederationTerms,
-        states: list[Any],
+        states: list[list[object]],
     ) -> None:
         """Run the agreement, and note what has left, while no other run is over these rows."""
         run = agreement.digest.hex()
@@ -191,7 +190,7 @@ class Silo:
         session: Session,
         agreement: Agreement,
         terms: FederationTerms,
-        states: list[Any],
+        states: list[list[object]],
         ledger: TableLedger,
     ) -> None:
         """Run the agreement; write the model once everybody has confirmed."""

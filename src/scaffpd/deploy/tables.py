@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,6 +37,7 @@ from scaffpd.settings.methods import load
 from scaffpd.settings.silo import SiloData, SiloFile
 from scaffpd.tasks import timed
 from scaffpd.tasks.base import Target, Task
+from scaffpd.training.cohort import Pair
 
 Names = Sequence[str | None]
 FARTHEST = 1e100  # beyond it a target is none: its square would be no number
@@ -109,7 +110,7 @@ def column_by_column(file: SiloFile, wanted: Wanted) -> Found:
     source = file.data
     owner = f"Silo {file.name!r}"
     if source.entry is not None:
-        return _from_entry(file, wanted, *_loaded(file))
+        return _from_entry(file, wanted)
     assert source.file is not None
     goals = _goals(source)
     task = timed() if len(goals) > 1 else wanted.task
@@ -225,7 +226,7 @@ def _goals(source: SiloData) -> list[str]:
     return [source.target] if isinstance(source.target, str) else source.target
 
 
-def _loaded(file: SiloFile) -> tuple[Any, Any]:
+def _loaded(file: SiloFile) -> Pair:
     """Return the X and y of an operator's own code."""
     entry = file.data.entry
     assert entry is not None
@@ -265,7 +266,8 @@ def _without_dates(file: SiloFile, columns: Sequence[DataColumn]) -> FeatureTabl
     return FeatureTable(len(columns[0].values) if columns else 0, tuple(columns))
 
 
-def _from_entry(file: SiloFile, wanted: Wanted, X: Any, y: Any) -> Found:
+def _from_entry(file: SiloFile, wanted: Wanted) -> Found:
+    X, y = _loaded(file)
     owner = f"Silo {file.name!r}"
     entry = file.data.entry or ""
     subject = file.data.subject

@@ -34,7 +34,7 @@ PATIENCE = 300.0  # seconds without any, after which the run pauses
 RUNS = ("DISPATCHED", "RUNNING", "FINISHED", "ABANDONED")  # how FLARE's statuses begin
 OVER = RUNS[2:]
 EVERY = 0.5  # seconds between two looks
-Watch = Callable[[Mapping[str, Any]], None]
+Watch = Callable[[Mapping[str, object]], None]
 
 
 class LostError(Exception):
