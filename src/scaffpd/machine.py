@@ -68,7 +68,6 @@ def environment() -> dict[str, Any]:
 
 
 def _memory() -> int | None:
-    """Return the bytes of the machine's memory; `None` where the system does not say."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):  # Windows; a system without these names

@@ -259,7 +259,6 @@ class LocalMethod(Algorithm[Local], Generic[Local]):
         return {"local_rate": self._safe_rate(federation)}
 
     def measures(self, convex: bool = True) -> bool:
-        """Return whether η_ℓ is left out."""
         return self.local_rate is None
 
     def releases(self, rounds: int) -> ReleaseCounts:
@@ -318,7 +317,6 @@ class AveragingMethod(LocalMethod[Averaged], Generic[Averaged]):
 
 
 def client_weights(kind: str, samples: NDArray[np.int64]) -> Vector:
-    """Return p_i = n_i/n for "samples", 1/N for "uniform"."""
     return samples / samples.sum() if kind == "samples" else np.full(len(samples), 1 / len(samples))
 
 
@@ -388,7 +386,6 @@ def check_settings(method: Algorithm) -> None:
 
 
 def check_participation(method: Algorithm, chosen: int | None, federation: Federation) -> None:
-    """Refuse more clients than there are."""
     n = len(federation.names)
     if chosen is not None and chosen > n:
         raise InputError(
@@ -399,7 +396,6 @@ def check_participation(method: Algorithm, chosen: int | None, federation: Feder
 
 
 def check_finite(losses: Vector, names: Sequence[str]) -> None:
-    """Refuse a start from which nothing can come."""
     if not np.all(np.isfinite(losses)):
         bad = names[int(np.argmin(np.isfinite(losses)))]
         raise InputError(

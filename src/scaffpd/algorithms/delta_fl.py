@@ -42,7 +42,6 @@ class DeltaFL(FedAvg):
     tail: float = 0.5
 
     def round(self, federation: Federation, state: AveragingState) -> AveragingState:
-        """Ask some clients for losses, and take FedAvg's step among those that are served worst."""
         clients, p = self._participants(state)
         losses = federation.losses(state.x, clients=clients)
         level = quantile(losses[clients], p[clients], 1 - self.tail)

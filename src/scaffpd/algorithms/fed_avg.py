@@ -35,7 +35,6 @@ class FedAvg(AveragingMethod[AveragingState]):
         return self._begin(federation, seed, x0)
 
     def round(self, federation: Federation, state: AveragingState) -> AveragingState:
-        """Let some clients make local steps, and average them."""
         clients, p = self._participants(state)
         return self._average(federation, state, clients, p)
 

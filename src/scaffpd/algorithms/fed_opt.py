@@ -72,7 +72,6 @@ class FedOpt(AveragingMethod[FedOptState]):
         return FedOptState(**vars(state), momentum=torch.zeros_like(state.x), second=second)
 
     def round(self, federation: Federation, state: FedOptState) -> FedOptState:
-        """Average the clients' updates and hand them to the optimiser as its gradient."""
         clients, p = self._participants(state)
         weights = p / p.sum()
         updates = federation.local_updates(state.x, None, None, self._plan(state), clients)

@@ -36,7 +36,6 @@ class FedProx(FedAvg):
     mu: float = 0.1
 
     def _safe_rate(self, federation: Federation) -> float:
-        """Return one over the smoothness of h_i."""
         return 1 / (1 / super()._safe_rate(federation) + self.mu)
 
     def _plan(self, state: AveragingState) -> LocalPlan:

@@ -150,7 +150,6 @@ class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
         return self._proven(replace(state, weights=weights, hessian=hessian))
 
     def round(self, federation: Federation, state: MinimaxNewtonState) -> MinimaxNewtonState:
-        """Solve the model, ask the clients about its saddle point, and judge it."""
         H = self._hessian(state) if state.hessian is None else state.hessian
         step = self._step(state, H)
         x = state.x + torch.from_numpy(step.p).to(state.x)
@@ -197,7 +196,6 @@ class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
         return few and N * d**2 <= SINGLE
 
     def _constant(self, state: MinimaxNewtonState) -> bool:
-        """Return whether Hessians go up once."""
         return state.constants.quadratic and self._single(state)
 
     def _hessian(self, state: MinimaxNewtonState) -> Tensor:
@@ -255,7 +253,6 @@ class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
 
 
 def mixed(gradients: Tensor, weights: Vector) -> Tensor:
-    """Return Σ λ_i c_i."""
     return torch.from_numpy(weights).to(gradients) @ gradients
 
 

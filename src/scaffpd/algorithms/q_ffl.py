@@ -46,7 +46,6 @@ class QFFL(FedAvg):
 
     @property
     def positive(self) -> bool:
-        """Whether losses must not fall below zero: not for the average."""
         return self.q > 0
 
     def init(
@@ -58,7 +57,6 @@ class QFFL(FedAvg):
         return state
 
     def round(self, federation: Federation, state: AveragingState) -> AveragingState:
-        """Let some clients make local steps, weighted by F^q; h gives the step length."""
         clients, p = self._participants(state)
         L = 1 / state.local_rate
         F = federation.losses(state.x, clients=clients, alone=False)

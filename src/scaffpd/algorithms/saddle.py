@@ -433,7 +433,6 @@ class _Quadratics:
 
 
 def factor(B: Matrix) -> Matrix:
-    """Return the lower Cholesky factor."""
     root: Matrix
     root, failed = lapack.dpotrf(B, lower=1)
     if failed:

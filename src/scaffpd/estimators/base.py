@@ -76,11 +76,9 @@ class Scale:
 
     @classmethod
     def none(cls, columns: int) -> Scale:
-        """Leave everything as it is."""
         return cls(np.zeros(columns), np.ones(columns))
 
     def __call__(self, values: Array) -> Array:
-        """Return values in units of their deviation."""
         scaled: Array = (values - self.mean) / self.deviation
         return scaled
 
@@ -256,7 +254,6 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         )
 
     def _store(self, one: Trained, group: Grouping) -> None:
-        """Store what was found, as scikit-learn's estimators have it."""
         result = one.result
         self.result_ = result
         self.history_ = result.history
@@ -368,7 +365,6 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         return z
 
     def _encoded(self, X: Data) -> Data:
-        """Return rows as they are, or as lines and steps."""
         if self.curves_ is None:
             return X
         return self.curves_.encode(X.toarray() if hasattr(X, "toarray") else X)

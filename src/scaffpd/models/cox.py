@@ -206,7 +206,6 @@ class CoxPoint(StackedDisplacements):
         return self.vectors.square().sum(1)
 
     def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> Restriction[Tensor]:
-        """Return slopes Vᵀc_i, Σ_i w_i VᵀH_iV and sizes Σ_k c_ik²/D_k."""
         curvature = torch.tensordot(weights, self.curvatures(V), 1)
         return Restriction(self.vectors @ V, curvature, self.vectors.square() @ (1 / metric))
 
@@ -229,7 +228,6 @@ class CoxPoint(StackedDisplacements):
         return StackedDisplacements(found[..., 0])
 
     def rounding(self) -> tuple[Tensor, Tensor]:
-        """Bound the rounding errors of L_i and c_i, in the metric of the ridge, for stored data."""
         return self.ridged(*self.arithmetic(self.ridge.length(self.x)))
 
     def arithmetic(self, size: Tensor, levers: Levers | None = None) -> tuple[Tensor, Tensor]:
@@ -274,7 +272,6 @@ class CoxPoint(StackedDisplacements):
         return SAFE * error / layout.sizes, eta
 
     def ridged(self, loss: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the errors of the regulariser, and of the sum with it."""
         clients = len(self.oracle.names)
         penalty, pull = self.ridge.rounding(self.x, clients, self.ridge.length(self.x))
         return loss + penalty + 4 * UNIT * self.losses.abs(), gradient + pull

@@ -137,7 +137,6 @@ class NetworkFunction:
     def value(
         self, x: Tensor, X: Tensor, y: Tensor, weight: Tensor, seed: Tensor | None = None
     ) -> Tensor:
-        """Return Σ_j w_j ℓ_j at x, with a `seed` as in local steps."""
         return self.weighted(self.outputs(x, X, seed), y, weight)
 
     def gradients(

@@ -128,7 +128,6 @@ class ModuleOracle:
         return self.function.network
 
     def start(self) -> Tensor:
-        """Return x⁰: the network's own parameters, flattened."""
         return self.function.start()
 
     def contents(self) -> list[Tensor]:

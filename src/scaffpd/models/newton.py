@@ -189,7 +189,6 @@ class NewtonPoint(LinearPoint):
         return A, LossHessian(self.loss, A, y, block.of(self.z), block.weight)
 
     def hessian(self, weights: Tensor) -> Tensor:
-        """Return Σ_i w_i H_i, some columns at a time."""
         d = len(self.x)
         step = max(COLUMNS // len(self.rows.A), 1)
         eye = torch.eye(d).to(self.x)
@@ -228,7 +227,6 @@ class NewtonPoint(LinearPoint):
         return each + self.ridge.times(torch.ones_like(self.x))
 
     def models(self) -> Tensor:
-        """Return u_i = x + v_i, (N, d)."""
         return self.x + self.anchor.spread(self.w).flatten(1)
 
     def rounding(self) -> tuple[Tensor, Tensor]:

@@ -164,7 +164,6 @@ class LinearPoint:
 
     @cached_property
     def residual(self) -> Tensor:
-        """Derivatives in the format of x."""
         return self.slopes.to(self.x.dtype)
 
     def sum(self, weights: Tensor) -> Tensor:
@@ -192,7 +191,6 @@ class LinearPoint:
         return self.rows.layout.segment_sum(slope) + self.ridge.times(self.x) @ V
 
     def norms(self, scale: Tensor | None = None) -> Tensor:
-        """Return Σ_k s_k c_ik² per client."""
         squares = self._vectors(self.residual).square()
         return squares.sum(1) if scale is None else squares @ scale
 
@@ -275,7 +273,6 @@ class LinearPoint:
         return self.ridged(*self.arithmetic(() if self.fine is None else self.reach))
 
     def ridged(self, loss: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the errors of the regulariser."""
         penalty, pull = self.ridge.rounding(self.x, len(self.rows.layout), self.size)
         return loss + penalty, gradient + pull
 

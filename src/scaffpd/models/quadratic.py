@@ -147,7 +147,6 @@ class CompressedPoint(LinearPoint):
         self.data = data
 
     def rounding(self) -> tuple[Tensor, Tensor]:
-        """Bound the errors of arithmetic and of the decomposition."""
         loss, gradient = super().rounding()
         if not self.data.fewer:
             return loss, gradient
@@ -224,17 +223,14 @@ class QuadraticOracle(LinearOracle):
 
     @property
     def most_rows(self) -> float:  # type: ignore[override]
-        """Most rows of a client after compression."""
         return self.rows.A.shape[1]
 
     @cached_property
     def compressed(self) -> Compressed:
-        """The compressed rows, computed at first use."""
         return compress(self.rows)
 
     @cached_property
     def rotated(self) -> Rotated:
-        """The compressed rows, rotated for local steps."""
         if self._part is not None:
             whole, clients = self._part
             return whole.rotated.only(clients)

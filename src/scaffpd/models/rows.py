@@ -30,7 +30,6 @@ class RowsOracle:
         return [self.rows.A, self.rows.y, self.rows.layout.sizes]
 
     def using(self, ridge: Ridge) -> Self:
-        """Return the same clients with another regulariser, and what is known of their data."""
         other = copy(self)
         other.ridge = ridge
         return other

@@ -136,7 +136,6 @@ class Objective(ABC):
         return float(getattr(self, self.parameter)) if self.parameter else None
 
     def with_strength(self, value: float) -> Self:
-        """Return the same objective with another strength."""
         if not self.parameter:
             raise InputError(
                 "objective-without-strength", f"{type(self).__name__} has no strength."
@@ -144,7 +143,6 @@ class Objective(ABC):
         return self.with_arguments(**{self.parameter: value})
 
     def arguments(self) -> dict[str, object]:
-        """Return the arguments that it was made with, by name."""
         return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
     def with_arguments(self, **changes: object) -> Self:

@@ -125,7 +125,6 @@ def settle(encoding: Encoding, sites: Sites, model: Model) -> Ready:
 
 
 def with_strengths(model: Model, found: Strengths) -> Model:
-    """Return the model with strengths by evidence where it leaves them open."""
     base = base_of(model)
     assert isinstance(base, Linear)
     base = replace(base, l2=found.l2.tolist()) if base.l2 == AUTO else base
@@ -156,12 +155,10 @@ class PairSums(RowQuestion):
 
     @property
     def size(self) -> int:
-        """How many indicators there are, and the constant."""
         return 1 + sum(len(column.places) for column in indicators_of(self.sides))
 
     @property
     def outputs(self) -> int:
-        """How many outputs the model has."""
         return self.model.classes or 1
 
     @property
@@ -170,7 +167,6 @@ class PairSums(RowQuestion):
         return 2, self.outputs, self.size * (self.size + 1) // 2
 
     def answer(self, rows: ClientRows, place: int) -> Matrix:
-        """Weigh the indicators of rows."""
         assert self.own is not None
         X, y = rows.encoded(*self.encoding).train
         Z = rows.indicators(self.encoding.schema, self.sides)
@@ -178,7 +174,6 @@ class PairSums(RowQuestion):
         return sums[:, :, *np.triu_indices(self.size)]
 
     def whole_matrices(self, upper: Matrix) -> Matrix:
-        """Return both halves."""
         places = np.triu_indices(self.size)
         sums = np.zeros((2, self.outputs, self.size, self.size))
         sums[:, :, *places] = sums[:, :, *places[::-1]] = upper

@@ -56,7 +56,6 @@ LEAST_SIGMA = 2**20  # of a client's share, in units
 
 
 def refuse_single(*_: object) -> NoReturn:
-    """Refuse what shared noise does not hide."""
     raise InputError(
         "shared-noise-visible",
         "Shared noise only covers sums of gradients: use a method that needs "
@@ -152,7 +151,6 @@ class PrivateOracle:
         return self.known
 
     def only(self, clients: list[int]) -> PrivateOracle:
-        """Return an oracle of some of the clients, on the same account."""
         return replace(
             self,
             inner=self.inner.only(clients),
@@ -162,7 +160,6 @@ class PrivateOracle:
         )
 
     def losses(self, x: Tensor, batch_size: int | None, key: tuple[int, ...]) -> Tensor:
-        """Release L_i: one release."""
         ReleaseCounts.over(batch_size)
         questions = self._questions("loss", x)
         self.account.charge(self._entries(questions, self.noise[1]))

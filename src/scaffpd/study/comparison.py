@@ -189,7 +189,6 @@ class MethodRun:
 
     @property
     def failed(self) -> bool:
-        """Return whether there is no usable model."""
         return self.status in (REFUSED, Status.DIVERGED)
 
     @property
@@ -271,7 +270,6 @@ class Comparison:
 
     @property
     def finals(self) -> tuple[MethodRun, ...]:
-        """The runs on all training rows."""
         return tuple(run for run in self.runs if run.phase == FINAL)
 
     @cached_property
@@ -306,7 +304,6 @@ class Comparison:
         return tuple(sorted(map(self._line, self.methods), key=rank))
 
     def line(self, label: str) -> MethodSummary:
-        """Return the line of one method."""
         return next(line for line in self.table if line.method == label)
 
     @cached_property

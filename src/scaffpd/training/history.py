@@ -89,12 +89,10 @@ class History:
 
     @property
     def losses(self) -> NDArray[np.float64]:
-        """L_i of every round, (rows × clients)."""
         return self._table(0)
 
     @property
     def weights(self) -> NDArray[np.float64]:
-        """λ_i of every round, (rows × clients)."""
         return self._table(1)
 
     def _table(self, which: int) -> NDArray[np.float64]:

@@ -163,7 +163,6 @@ class Fixed:
         return state
 
     def judge(self, state: Rates, trial: Trial) -> tuple[Rates, bool]:
-        """Take every step."""
         return state, True
 
 

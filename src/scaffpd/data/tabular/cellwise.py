@@ -81,7 +81,6 @@ def open_cells(path: Path) -> dict[str, Cells]:
 
 
 def cells_of(table: Mapping[str, Cells], name: str, of: str) -> Cells:
-    """Return the cells of a column."""
     if name not in table:
         raise unknown(f"column of {of!r},", name, filter(None, table))
     return table[name]
@@ -116,19 +115,16 @@ def _each(read: Callable[[object], T], cells: Cells) -> list[T]:
 
 
 def texts(cells: Cells, missing: Collection[object] = ()) -> list[str | None]:
-    """Return cells as names of categories."""
     return _each(lambda cell: as_text(cell, missing), cells)
 
 
 def numbers(cells: Cells, decimal: str = ".", missing: Collection[object] = ()) -> Matrix:
-    """Return cells as numbers."""
     return np.array(_each(lambda cell: as_number(cell, decimal, missing), cells), dtype=np.float64)
 
 
 def read_cells(
     name: str, cells: Cells, kind: str, decimal: str = ".", missing: Collection[object] = ()
 ) -> DataColumn:
-    """Return a column of an agreed kind."""
     if kind != CATEGORY:
         return DataColumn(name, NUMBER, numbers(cells, decimal, missing))
     found = texts(cells, missing)

@@ -65,7 +65,6 @@ def kind_of(path: Path) -> str:
 
 
 def tables_of(folder: Path) -> list[Path]:
-    """Return the tables of a folder, by name."""
     files = sorted(file for file in folder.iterdir() if file.is_file() and kind_of(file))
     if not files:
         raise InputError(
@@ -130,7 +129,6 @@ def open_table(*paths: Path) -> OpenTable:
 
 
 def entry_table(entry: str, frame: DataFrame) -> OpenTable:
-    """Open the data frame that an entry returned."""
     import pyarrow
 
     try:
