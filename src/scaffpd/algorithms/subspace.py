@@ -13,7 +13,6 @@ and w_i holds the weight back.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 import torch
@@ -24,7 +23,6 @@ from scaffpd.federation import Vector
 from scaffpd.objectives.base import LARGEST, Matrix, Objective
 
 DEPENDENT = 1e-7  # columns with a smaller part outside the span of those before are rounding
-BLOCK = 2500  # coordinates
 FLAT = 1e-14  # curvature below this share of the largest is rounding
 
 
@@ -93,18 +91,10 @@ def orthonormal(columns: list[Tensor], metric: Tensor, most: int) -> Tensor:
 
 
 def _basis(rows: Tensor) -> Tensor:
-    """Return an orthonormal basis, in rows, of the span of the rows.
-
-    On a CPU, QR works in blocks of coordinates that stay in the cache.
-    """
-    length = BLOCK if rows.device.type == "cpu" else rows.shape[1]
-    parts = [torch.linalg.qr(part.mT) for part in torch.split(rows, length, 1)]
-    first, R = parts[0] if len(parts) == 1 else torch.linalg.qr(torch.cat([R for _, R in parts]))
-    own = torch.from_numpy(_independent(R.double().cpu().numpy().T)).to(R)
-    if len(parts) == 1:
-        return own @ cast(Tensor, first).mT
-    pieces = torch.split(first @ own.mT, [len(R) for _, R in parts])
-    return torch.cat([piece.mT @ Q.mT for (Q, _), piece in zip(parts, pieces, strict=True)], 1)
+    """Return an orthonormal basis, in rows, of the span of the rows."""
+    Q, R = torch.linalg.qr(rows.mT)
+    own: Tensor = torch.from_numpy(_independent(R.double().cpu().numpy().T)).to(R)
+    return own @ Q.mT
 
 
 def _independent(rows: Matrix) -> Matrix:

@@ -24,14 +24,13 @@ from scaffpd.descent import newton
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Restriction, Vector
 from scaffpd.federation.modes import ModesAt
-from scaffpd.federation.questions import EvaluatedPoint
 from scaffpd.models.arrays import Array
 from scaffpd.models.baseline import concordance
 from scaffpd.models.curvature import ManyRows
 from scaffpd.models.modes import ClientModes
 from scaffpd.models.newton import Anchor
 from scaffpd.models.numerics import LEAST, SAFE, UNIT, gamma, norm_above
-from scaffpd.models.oracle import StackedDisplacements, shift, step_sizes, stepped
+from scaffpd.models.oracle import Held, StackedDisplacements, shift, step_sizes, stepped
 from scaffpd.models.point import CLIENTS, Ridge
 from scaffpd.models.risk_sets import ENTRY, EVENT, TIME, PartialLikelihood, RiskSets
 from scaffpd.models.rows import RowsOracle
@@ -144,17 +143,8 @@ class CoxOracle(RowsOracle):
     ) -> CoxPoint:
         return CoxPoint(self, x) if batch_size is None else refuse_samples()
 
-    def losses(
-        self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)
-    ) -> Tensor:
-        return self.evaluate(x, batch_size, key).losses
-
     def local_updates(
-        self,
-        x: Tensor,
-        at: EvaluatedPoint | Tensor | None,
-        correction: Tensor | None,
-        plan: LocalPlan,
+        self, x: Tensor, at: Held, correction: Tensor | None, plan: LocalPlan
     ) -> StackedDisplacements:
         if plan.batch_size is not None:
             refuse_samples()

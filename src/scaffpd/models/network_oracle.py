@@ -17,12 +17,18 @@ import torch
 from torch import Tensor, nn
 
 from scaffpd.federation import Constants, LocalPlan, Vector
-from scaffpd.federation.questions import EvaluatedPoint
 from scaffpd.models.draws import Draws, streams
 from scaffpd.models.execution import GraphReplay, parallel_map, thread_count
 from scaffpd.models.network import ROOM, NetworkFunction
 from scaffpd.models.numerics import random_direction
-from scaffpd.models.oracle import StackedDisplacements, StackedPoint, shift, step_sizes
+from scaffpd.models.oracle import (
+    Held,
+    Oracle,
+    StackedDisplacements,
+    StackedPoint,
+    shift,
+    step_sizes,
+)
 from scaffpd.models.samples import PaddedBlock
 
 Correct = Callable[[Tensor, Tensor], Tensor | None]
@@ -92,7 +98,7 @@ class StepInputs(NamedTuple):
     prox: Tensor
 
 
-class ModuleOracle:
+class ModuleOracle(Oracle):
     """N clients that share a network's architecture; momentum and clip are those of `Module`."""
 
     most_rows: float | None = None
@@ -287,11 +293,7 @@ class ModuleOracle:
             first = end
 
     def local_updates(
-        self,
-        x: Tensor,
-        at: EvaluatedPoint | Tensor | None,
-        correction: Tensor | None,
-        plan: LocalPlan,
+        self, x: Tensor, at: Held, correction: Tensor | None, plan: LocalPlan
     ) -> StackedDisplacements:
         n = len(self.names)
         each = x.new_zeros(n, len(x))

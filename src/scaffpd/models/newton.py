@@ -205,9 +205,6 @@ class NewtonPoint(LinearPoint):
             out[block.clients] += block.of(T).flatten(1, 2).mT @ some
         return out
 
-    def diagonal(self, weights: Tensor) -> Tensor:
-        return weights @ self.diagonals()
-
     def diagonals(self) -> Tensor:
         """Return diag H_i: diag AᵀWA − rows of (AᵀWÃ)(…)⁻¹(ÃᵀWA) + l2."""
         if not isinstance(self.loss, Squared):

@@ -97,11 +97,9 @@ class Personal:
 
     def oracle(self, data: ClientData, like: Oracle | None = None) -> Oracle:
         """Bind to the clients' data; models of the training rows score held-out rows."""
-        training: object = like
         rows_alone = replace(self.model, l2=0.0)  # the regulariser is on x
-        if isinstance(training, Envelopes):
-            inner = rows_alone.oracle(data, cast(Oracle, training.inner))
-            return cast(Oracle, HeldOutModels(inner, training))
+        if isinstance(like, Envelopes):
+            return cast(Oracle, HeldOutModels(rows_alone.oracle(data, like.inner), like))
         data = replace(data, features=[np.asarray(x) for x in data.features])
         inner = rows_alone.oracle(data, like)
         own: Tensor | None = None

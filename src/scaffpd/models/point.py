@@ -191,7 +191,7 @@ class LinearPoint:
         return self.rows.layout.segment_sum(slope) + self.ridge.times(self.x) @ V
 
     def norms(self, scale: Tensor | None = None) -> Tensor:
-        squares = self._vectors(self.residual).square()
+        squares = self.each().square()
         return squares.sum(1) if scale is None else squares @ scale
 
     def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> Restriction[Tensor]:
@@ -255,9 +255,7 @@ class LinearPoint:
         return out + weights.sum() * self.ridge.times(V.mT).mT
 
     def diagonal(self, weights: Tensor) -> Tensor:
-        bends = self._weighted(weights) * self.loss.bends(self.z, self.rows.y)
-        ridge = self.ridge.times(torch.ones_like(self.x))
-        return (self.rows.A.square().mT @ bends).flatten() + weights.sum() * ridge
+        return weights @ self.diagonals()
 
     def diagonals(self) -> Tensor:
         bends = self.loss.bends(self.z, self.rows.y)
@@ -364,13 +362,10 @@ class LinearPoint:
     def each(self) -> Tensor:
         """Return the c_i themselves, (N, d), for stochastic local steps; they stay with clients."""
         if self.fine is None:
-            return self._vectors(self.residual)
+            own = self.rows.each(self.rows.share[:, None] * self.residual).flatten(1)
+            return own.add(self.ridge.times(self.x))
         own = self.fine.each(self.fine.exact[1][:, None] * self.slopes).flatten(1)
         return own.add_(self.ridge.times(self.x.double())).to(self.x.dtype)
-
-    def _vectors(self, residual: Tensor) -> Tensor:
-        own = self.rows.each(self.rows.share[:, None] * residual).flatten(1)
-        return own.add(self.ridge.times(self.x))
 
 
 def rounded(x: Tensor) -> float:

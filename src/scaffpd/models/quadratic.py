@@ -33,13 +33,14 @@ import torch
 from torch import Tensor
 
 from scaffpd.federation import Constants, LocalPlan, Vector
-from scaffpd.federation.questions import Displacements, EvaluatedPoint
+from scaffpd.federation.questions import Displacements
 from scaffpd.models import numerics
 from scaffpd.models.execution import parallel_map
 from scaffpd.models.glm import LinearOracle
 from scaffpd.models.local_steps import Path, SpanDisplacements, cheapest_path, local_gain
 from scaffpd.models.losses import Loss
 from scaffpd.models.numerics import SAFE, UNIT
+from scaffpd.models.oracle import Held
 from scaffpd.models.point import LinearPoint, Ridge
 from scaffpd.models.samples import PaddedBlock, Ragged, Reach, StackedSamples
 
@@ -301,11 +302,7 @@ class QuadraticOracle(LinearOracle):
         return self.evaluate(x).losses.double().cpu().numpy(), np.full(len(self.names), np.nan)
 
     def local_updates(
-        self,
-        x: Tensor,
-        at: EvaluatedPoint | Tensor | None,
-        correction: Tensor | None,
-        plan: LocalPlan,
+        self, x: Tensor, at: Held, correction: Tensor | None, plan: LocalPlan
     ) -> Displacements:
         """Take local steps in closed form; a single step needs no decomposition."""
         closed = cheapest_path(self.rows, self.loss, self.outputs, plan) is Path.CLOSED

@@ -7,11 +7,12 @@ from typing import Self
 
 from torch import Tensor
 
+from scaffpd.models.oracle import Oracle
 from scaffpd.models.point import Ridge
 from scaffpd.models.samples import StackedSamples
 
 
-class RowsOracle:
+class RowsOracle(Oracle):
     """N clients of a model with `outputs` numbers per row, a regulariser, and their names."""
 
     most_rows: float | None = float("inf")
