@@ -86,6 +86,14 @@ class FixedPull(SubspaceSaddle):
 
 
 @dataclass(frozen=True)
+class FixedScale(SubspaceSaddle):
+    """s = 1."""
+
+    def _look(self, federation: Any, state: Any) -> Any:
+        return super()._look(federation, replace(state, energy=np.nan))
+
+
+@dataclass(frozen=True)
 class WithoutLocalWork(SubspaceSaddle):
     """d = D⁻¹c: no local solves."""
 
@@ -127,6 +135,7 @@ VARIANTS: dict[str, Callable[[Any], SubspaceSaddle]] = {
     "no local work": WithoutLocalWork,
     "w = 0": WithoutRegulariser,
     "w always": AlwaysHeld,
+    "s = 1": FixedScale,
     "β fixed": FixedPull,
     "D = I": Identity,
     "D = B": Diagonal,

@@ -12,10 +12,10 @@ Round, at x with L, λ, S = Σ λ_i and c = Σ λ_i c_i:
          x⁺ is taken where the merit F_w falls by a tenth of what the model promised; else δ grows,
          and the next round is (3) and (4) alone
 
-Nothing is left to tune: β follows the length that the model wants along d, δ how good the last
-promise was, k how many clients' weights move, and w_i² is half of
-(⟨c,d⟩/‖c‖²_{D⁻¹}) (‖c_i‖²_{D⁻¹} − ‖g_i‖²). Where the certificate does not halve in 50 rounds, one
-centre ν holds the weights for many rounds: F_w is then the merit of one problem, and the method
+Nothing is left to tune: β follows the length that the model wants along d, the scale s of
+w_i² = s (⟨c,d⟩/‖c‖²_{D⁻¹}) (‖c_i‖²_{D⁻¹} − ‖g_i‖²) follows how far λ has moved, δ how good the last
+promise was, k how many clients' weights move. Where the certificate does not halve in 50 rounds,
+one centre ν holds the weights for many rounds: F_w is then the merit of one problem, and the method
 converges (docs/subspace-saddle.md has the proof).
 For squared losses the diagonal B of the Hessian is known: D is B where that is uneven, and I
 elsewhere; B⁻¹c is in V as well where B is uneven, or where there is room.
@@ -57,7 +57,6 @@ STORED = 60  # columns that are stored where nothing is set: more may soon be of
 OWN = 10.0  # the size of a Hessian in the metric of its own diagonal: at least 1, at most d
 STIFF = 0.01  # κ, in units of the Hessians' size
 MOVES = 0.01  # a weight that changes by more than this share of the largest one has moved
-HELD = 0.5  # share of what weights lose outside V, by which they are held
 PATIENCE = 50  # rounds in which the certificate has to halve
 EASED = 0.25  # what is left of ω when ν moves
 TINY = 1e-300  # in place of a zero that is divided by
@@ -73,6 +72,7 @@ class Neighbourhood:
     w: Vector  # w_i, whether the model uses them or not
     merit: float  # F_w(L(x))
     pull: float  # β for the next round
+    scale: float  # s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,9 +86,11 @@ class SubspaceSaddleState(AnsweredState):
     uneven: bool  # whether that is the diagonal, because it is uneven, and not I
     size: float  # how large Hessians are in that metric, roughly
     pull: float  # β
+    scale: float = 1.0  # s
     damping: float = 0.0  # δ
     # by how much every client's loss was above the model at a rejected trial; then zero
     bends: Vector
+    energy: float = np.nan  # Σ (w_i²/s)(λ_i^r − λ_i^{r−1})²; NaN before the first step
     moving: int = 0  # the most clients whose weights one step has moved
     careful: bool = False  # whether w is used in any case, because a trial without it was rejected
     # the decrease that the last model promised: how far there may still be to go
@@ -196,6 +198,7 @@ class SubspaceSaddle(MinimaxMethod[SubspaceSaddleState]):
                     return replace(state, accepted=False, around=around, bends=bends)
             return self._rejected(state, around, tol, max(4 * state.damping, least))
         moves = np.abs(step.weights - state.weights)
+        away = around.model.w * moves
         moving = int(np.count_nonzero(moves > MOVES * step.weights.max()))
         columns = torch.stack([x - state.x, *around.fresh, *state.columns])
         direction = at.sum(step.weights)
@@ -209,7 +212,9 @@ class SubspaceSaddle(MinimaxMethod[SubspaceSaddleState]):
             around=None,
             columns=columns[: self.memory or max(STORED, self._most(state))],
             pull=around.pull,
+            scale=around.scale,
             damping=damped(state.damping, gained, promised, least),
+            energy=float(away @ away) / around.scale,
             moving=max(state.moving, moving),
             promise=max(promised, 0.0),
             accepted=True,
@@ -272,15 +277,17 @@ class SubspaceSaddle(MinimaxMethod[SubspaceSaddleState]):
             known = [*state.columns[:1], *fresh, *extra, *state.columns[1:]]
             V = orthonormal(known, state.metric, most)
         seen = state.at.restriction(V, state.weights, state.metric)
-        pull, w = state.pull, np.zeros(len(state.weights))
+        pull, scale, w = state.pull, state.scale, np.zeros(len(state.weights))
         if fresh:
             slope = float(c @ d)
             along = (V.mT @ (state.metric * d)).double().cpu().numpy()
             bend = float(along @ seen.curvature @ along)
             pull = pulled(pull, slope / bend if bend > 0 else 0.0, state.size)
+            if np.isfinite(state.energy):
+                scale = scaled(scale, slope / max(state.energy, TINY))
             unseen = np.maximum(seen.sizes - (seen.slopes**2).sum(1), 0)
             square = max(float((c.square() / state.metric).sum()), TINY)
-            w = np.sqrt(HELD * max(slope, 0.0) / square * unseen)
+            w = np.sqrt(scale * max(slope, 0.0) / square * unseen)
         # weights are held by w, or to the centre
         held, centre = w * self._held(state, V.shape[1]), state.weights
         if len(state.centre):
@@ -288,7 +295,7 @@ class SubspaceSaddle(MinimaxMethod[SubspaceSaddleState]):
         near = (state.losses, seen.slopes, seen.curvature)
         model = SubspaceModel(self.objective, *near, centre, held, STIFF * state.size)
         merit = model.merit(state.losses, self._accuracy(state))
-        return Neighbourhood(V, fresh, model, w, merit, pull)
+        return Neighbourhood(V, fresh, model, w, merit, pull, scale)
 
     def _held(self, state: SubspaceSaddleState, k: int) -> bool:
         """Return whether to use w: not if ψ is flat, D = I and V has a column for every weight that
@@ -322,6 +329,16 @@ def pulled(pull: float, length: float, size: float) -> float:
     if abs(off) <= 0.2:
         return pull
     return float(np.clip(pull * np.exp(-np.clip(off, -1.5, 1.5)), 1e-7 * size, 10 * size))
+
+
+def scaled(scale: float, ratio: float) -> float:
+    """Return the s that brings the energy of λ's last step near a share of the decrease ⟨c, d⟩.
+
+    The target is e to one; `ratio` is the decrease over the energy, and half of what is missing in
+    log s is made up at a time.
+    """
+    off = float(np.log(max(ratio, TINY))) - 1 - float(np.log(scale))
+    return float(np.clip(scale * np.exp(np.clip(0.5 * off, -1, 1)), 0.03, 2.0))
 
 
 def damped(damping: float, gained: float, promised: float, least: float) -> float:
