@@ -18,8 +18,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scaffpd.algorithms.base import LOSSES, PART, UPDATES, AveragingState
+from scaffpd.algorithms.base import LOSSES, UPDATES, AveragingState
 from scaffpd.algorithms.fed_avg import FedAvg
+from scaffpd.errors import PART
 from scaffpd.federation import Federation, Vector
 
 TIE = 1e-6  # losses that differ by less than this share are equal: single precision has 1e-7

@@ -24,8 +24,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from scaffpd.algorithms.base import BELOW_ONE, AveragingMethod, AveragingState, moved
-from scaffpd.errors import positive, unknown
+from scaffpd.algorithms.base import AveragingMethod, AveragingState, moved
+from scaffpd.errors import BELOW_ONE, positive, unknown
 from scaffpd.federation import Federation
 
 OPTIMIZERS = ("momentum", "adagrad", "adam", "yogi")

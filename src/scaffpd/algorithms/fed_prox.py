@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from scaffpd.algorithms.base import NOT_NEGATIVE, AveragingState
+from scaffpd.algorithms.base import AveragingState
 from scaffpd.algorithms.fed_avg import FedAvg
+from scaffpd.errors import NOT_NEGATIVE
 from scaffpd.federation import Federation, LocalPlan
 
 

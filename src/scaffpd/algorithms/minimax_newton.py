@@ -56,7 +56,14 @@ from scaffpd.algorithms.minimax import (
     asked_again,
     nearest,
 )
-from scaffpd.algorithms.saddle import factor, level_of, solve_quadratics, solve_saddle
+from scaffpd.algorithms.saddle import (
+    COARSE,
+    TINY,
+    factor,
+    level_of,
+    solve_quadratics,
+    solve_saddle,
+)
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, Vector
 from scaffpd.objectives.base import EPSILON, LARGEST, LEAST, Matrix
@@ -73,9 +80,6 @@ SINGLE = 10**7  # numbers N d² in all Hessians up to which they go up
 # trials of Σ λ⁺_i off the simplex, and how close two of them are in the end
 MASSES = 5
 ALIKE = 0.1
-# ridge of a matrix with a diagonal of ones: for rounding, and the most that is added for it
-RIDGE = 1e-15
-COARSE = 1e-3
 
 
 class Step(NamedTuple):
@@ -265,7 +269,7 @@ def rooted(H: Matrix, damping: float) -> tuple[Vector, Matrix]:
     unit = 1 / np.sqrt(np.where(bends > 0, bends, 1))
     scaled = unit[:, None] * H
     scaled *= unit
-    ridge = RIDGE
+    ridge = TINY
     while True:
         scaled.flat[:: len(H) + 1] = 1 + damping + ridge
         try:

@@ -93,8 +93,9 @@ def orthonormal(columns: list[Tensor], metric: Tensor, most: int) -> Tensor:
 def _basis(rows: Tensor) -> Tensor:
     """Return an orthonormal basis, in rows, of the span of the rows."""
     Q, R = torch.linalg.qr(rows.mT)
-    own: Tensor = torch.from_numpy(_independent(R.double().cpu().numpy().T)).to(R)
-    return own @ Q.mT
+    own = torch.from_numpy(_independent(R.double().cpu().numpy().T)).to(R)
+    basis: Tensor = own @ Q.mT
+    return basis
 
 
 def _independent(rows: Matrix) -> Matrix:

@@ -30,7 +30,7 @@ from scaffpd.data.silos import (
     parted,
     standardised,
 )
-from scaffpd.errors import InputError, count, not_installed, real
+from scaffpd.errors import NOT_NEGATIVE, InputError, count, not_installed, ranged
 
 Regression = tuple[NDArray[np.float64], NDArray[np.float64]]
 
@@ -129,10 +129,7 @@ def synthetic(
     for size in rows:
         count("synthetic", "m", size)
     for name, value in (("c", c), ("sigma", sigma), ("scaling", scaling)):
-        if not 0 <= real("synthetic", name, value) < float("inf"):
-            raise InputError(
-                "spread-out-of-range", f"synthetic needs {name} >= 0 and finite, got {value!r}."
-            )
+        ranged("synthetic", name, value, NOT_NEGATIVE, "spread-out-of-range")
     random = generator("synthetic", seed)
     truth = c * random.standard_normal(d)
     scale = 10 ** random.uniform(-scaling, scaling, d) if scaling else np.ones(d)

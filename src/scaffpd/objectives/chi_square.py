@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from scaffpd.errors import InputError
+from scaffpd.errors import PART, InputError, ranged
 from scaffpd.objectives import simplex
 from scaffpd.objectives.base import (
     EPSILON,
@@ -52,8 +52,8 @@ class ChiSquare(Objective):
     ) -> None:
         self.rho = read_scale("ChiSquare", "rho", rho)
         self.cap = None if cap is None else read_scale("ChiSquare", "cap", cap)
-        if self.cap is not None and self.cap > 1.0:
-            raise InputError("cap-out-of-range", f"ChiSquare needs 0 < cap <= 1, got {cap!r}.")
+        if self.cap is not None:
+            ranged("ChiSquare", "cap", cap, PART, "cap-out-of-range")
         super().__init__(prior)
 
     @staticmethod
