@@ -41,7 +41,6 @@ class FedAvg(AveragingMethod[AveragingState]):
     def _average(
         self, federation: Federation, state: AveragingState, clients: NDArray[np.int64], p: Vector
     ) -> AveragingState:
-        """Take the step that these clients' local work makes together."""
         weights = p / p.sum()
         updates = federation.local_updates(state.x, None, None, self._plan(state), clients)
         return moved(federation, state, state.x - self.server_rate * updates.sum(weights), weights)

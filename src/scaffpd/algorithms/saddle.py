@@ -148,7 +148,6 @@ class _SaddleProblem:
         self.reach = float(np.maximum.reduce(self.squares)) ** 0.5
 
     def solve(self, tol: float) -> Saddle:
-        """Take proximal steps until the gap is at most `tol`, or stalls."""
         anchor = self.l
         steps = 0
         stalled = 0

@@ -242,7 +242,6 @@ class ScaffPD(MinimaxMethod[ScaffPDState]):
         return Nonconvex() if networks else self.steps
 
     def _local_work(self, federation: Federation, state: ScaffPDState, rates: Rates) -> Tensor:
-        """Make step (3): d = Σ (λ_i/S) d_i."""
         total = float(state.weights.sum()) or 1.0
         c = state.direction / total
         if self.local_steps == 1 and self.batch_size is None:

@@ -70,7 +70,6 @@ def digits(
 
 
 def _bundled(loader: str) -> tuple[Matrix, Labels, tuple[str, ...]]:
-    """Load rows, labels and columns of a data set of scikit-learn."""
     try:
         from sklearn import datasets
     except ModuleNotFoundError:

@@ -25,7 +25,6 @@ DRAWS = 10_000
 
 
 def packed(folder: str, name: str) -> list[dict[str, str]]:
-    """Return the rows of a compressed CSV file of the package."""
     file = resources.files("scaffpd.data") / "files" / folder / f"{name}.csv.xz"
     return list(csv.DictReader(lzma.decompress(file.read_bytes()).decode().splitlines()))
 

@@ -133,7 +133,6 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
     def _rows(
         self, X: Data, y: Data, clients: Data, sample_weight: Data, **checks: bool
     ) -> tuple[Array, Labels, Grouping, Array | None]:
-        """Check what `fit` is given; return dense rows, targets, owners and weights of rows."""
         check_columns(X)
         X, y = validate_data(self, X, y, dtype=np.float64, accept_sparse="csr", **checks)
         dense = X.toarray() if hasattr(X, "toarray") else X
@@ -153,7 +152,6 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         classes: int,
         row_weights: Array | None,
     ) -> tuple[Array, Array]:
-        """Train on the clients' rows; return weights (features × outputs) and intercepts."""
         name = type(self).__name__
         usual = 1000 if self.epsilon is None else ROUNDS
         rounds = count(name, "max_rounds", usual if self.max_rounds is None else self.max_rounds)
@@ -206,7 +204,6 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
     def _targets(
         self, targets: list[Labels], shares: list[Array] | None, task: Task
     ) -> tuple[list[Labels], Scale]:
-        """Return targets in units of their deviation, beside the weights of their rows."""
         scale = Scale.none(1)
         if self.standardise and task.scaled:
             numbers = [part.astype(np.float64) for part in targets]

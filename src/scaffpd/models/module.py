@@ -182,7 +182,6 @@ def _refuse_random_or_stateful(name: str, part: nn.Module) -> None:
 
 
 def _stacked(arrays: list[Array], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Stack all clients' rows: floats in the network's type, whole numbers as given."""
     floats = any(a.dtype.kind == "f" for a in arrays)
     common = np.result_type(*{a.dtype for a in arrays})
     kind = dtype if floats else torch.from_numpy(np.empty(0, dtype=common)).dtype

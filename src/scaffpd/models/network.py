@@ -98,7 +98,6 @@ class NetworkFunction:
         self.together: bool | None = None  # whether clients are batched; `None` until tried
 
     def start(self) -> Tensor:
-        """Return x⁰: the network's own parameters, flattened."""
         return torch.cat([p.detach().flatten() for p in self.parameters.values()])
 
     def unflatten(self, x: Tensor) -> dict[str, Tensor]:

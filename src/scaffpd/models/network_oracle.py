@@ -187,7 +187,6 @@ class ModuleOracle(Oracle):
         return [None if batch_size >= m else (own * m).long() for own, m in pairs]
 
     def _settle(self, x: Tensor) -> None:
-        """Decide whether clients can be batched, before threads start."""
         if self.function.together is None:
             few = min(2, *self.rows.sizes)
             first = self.rows.starts[torch.arange(2, device=self.device) % len(self.names)]
@@ -333,7 +332,6 @@ class ModuleOracle(Oracle):
         return torch.where(count < m[:, 0], drawn, whole).contiguous(), weight
 
     def _steps(self, steps: int, given: StepInputs) -> Tensor:
-        """Return d_i after J steps of some clients; on a GPU by a recorded graph."""
         if not given.x.is_cuda or len(given.positions) != steps:
             return self._run(steps, *given)
         key = steps, given.positions.shape

@@ -113,7 +113,6 @@ class Personal:
     def _bound(
         self, inner: LinearOracle | CoxOracle | ModuleOracle, own: Tensor | None
     ) -> PersonalModuleOracle | PersonalOracle:
-        """Return clients with personal models; `own` marks what may be personal."""
         if isinstance(inner, ModuleOracle):
             gamma = cast(float, self.strength) / torch.tensor(inner.rows.sizes).to(inner.start())
             return PersonalModuleOracle(inner, Ridge(cast(float, self.model.l2)), gamma, own)
@@ -144,7 +143,6 @@ class Personal:
         return self._bound(bound.inner, bound.marked)
 
     def _layers(self, inner: ModuleOracle) -> Tensor:
-        """Mark the entries of x that belong to personal layers."""
         names = list(inner.function.parameters)
         own = torch.zeros(len(names), dtype=torch.bool)
         for layer in self._columns:

@@ -139,7 +139,6 @@ class LinearPoint:
         self.losses = values + self.penalty + (0 if constant is None else constant)
 
     def _evaluated(self) -> tuple[Tensor, Tensor]:
-        """Return predictions and mean losses, in double precision if there are fine rows."""
         p = self.shared()
         if self.fine is None:
             value = self.loss.value(p, self.rows.y) * self.rows.share

@@ -290,13 +290,11 @@ class QuadraticOracle(LinearOracle):
     def evaluate(
         self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)
     ) -> LinearPoint:
-        """Evaluate from compressed rows; minibatches need the samples themselves."""
         if batch_size is not None:
             return super().evaluate(x, batch_size, key)
         return CompressedPoint(self.compressed, self.loss, self.ridge, x, self.outputs)
 
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:
-        """Score by the compressed rows if they exist and accuracy is not needed."""
         if self.outputs > 1 or "compressed" not in vars(self):
             return super().scores(x)
         return self.evaluate(x).losses.double().cpu().numpy(), np.full(len(self.names), np.nan)

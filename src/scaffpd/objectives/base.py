@@ -321,7 +321,6 @@ def read_scale(owner: str, name: str, value: object) -> float:
 
 
 def read_scales(owner: str, name: str, values: ArrayLike, n: int) -> Scale:
-    """Check one such number for all, or one for each of `n` clients."""
     if np.ndim(values) == 0:
         return read_scale(owner, name, values)
     vector = finite_vector(owner, name, values)
@@ -378,7 +377,6 @@ def read_vector(objective: Objective, name: str, values: ArrayLike) -> Vector:
 def read_step(
     objective: Objective, s: ArrayLike, old: ArrayLike, sigma: ArrayLike
 ) -> tuple[Vector, Vector, Scale]:
-    """Check the arguments s, l and σ of a proximal step."""
     owner = type(objective).__name__
     slope = finite_vector(owner, "s", s, LARGEST)
     anchor = finite_vector(owner, "l", old)

@@ -173,7 +173,6 @@ class PairSums(RowQuestion):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of two half matrices for every output."""
         return 2, self.outputs, self.size * (self.size + 1) // 2
 
     def answer(self, rows: ClientRows, place: int) -> Matrix:

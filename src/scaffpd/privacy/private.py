@@ -47,7 +47,6 @@ SECRET = 16  # bytes of a secret, at least
 
 
 def private_ridge(features: int, intercepts: int = 1) -> list[float]:
-    """Return the l2 of a private model that has been given none."""
     return [RIDGE] * features + [INTERCEPT] * intercepts
 
 

@@ -193,11 +193,6 @@ class MethodRun:
 
     @property
     def merit(self) -> tuple[float, ...]:
-        """Return what configurations are chosen by, the larger the better.
-
-        The accuracy of the worst fifth; ties by the mean, then by the loss of the worst fifth,
-        which regression chooses by in the first place.
-        """
         found = Summary.of(self.scores["validation"])
         if found.score is None:
             return -found.loss.worst_20, -found.loss.mean
@@ -329,7 +324,6 @@ class Comparison:
         return MethodSummary(label, len(good), _failures(finals), mean, spread)
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
-        """Export `rows`."""
         write_file(Path(path), csv_text(self.rows))
 
     def __str__(self) -> str:

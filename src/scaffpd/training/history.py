@@ -108,7 +108,6 @@ class History:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of all columns, as in the CSV."""
         if not self.every_client:
             return tuple(SCALARS)
         losses = (f"loss[{n}]" for n in self.names)

@@ -87,7 +87,6 @@ def cells_of(table: Mapping[str, Cells], name: str, of: str) -> Cells:
 
 
 def as_number(cell: object, decimal: str = ".", missing: Collection[object] = ()) -> float:
-    """Return a cell as a number; NaN where it is none."""
     if isinstance(cell, str):
         text = cell.strip().lower()
         found = TRUTHS.get(text, None if is_missing(cell, missing) else number(cell, decimal))
@@ -102,7 +101,6 @@ def as_number(cell: object, decimal: str = ".", missing: Collection[object] = ()
 
 
 def as_text(cell: object, missing: Collection[object] = ()) -> str | None:
-    """Return a cell as the name of a category, `None` where it is none."""
     if cell is None or cell != cell or is_missing(str(cell), missing):
         return None
     return spelt(cell)
@@ -146,7 +144,6 @@ def label_places(
 
 
 def _lines(data: bytes) -> Iterator[Sequence[object]]:
-    """Yield the rows of a text file, the header first."""
     encoding = next((name for mark, name in BOMS.items() if data.startswith(mark)), "utf-8")
     # bytes that are no UTF-8 are Windows-1252 where they stand, and nowhere else
     text = data.decode(encoding, "scaffpd-bytes").lstrip("\ufeff").lstrip("\r\n")

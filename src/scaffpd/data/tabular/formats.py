@@ -141,7 +141,6 @@ def entry_table(entry: str, frame: DataFrame) -> OpenTable:
 
 
 def entry_target(entry: str, y: ArrayLike) -> OpenTable:
-    """Open the array, list or series that an entry returned as targets, in a column "y"."""
     import pyarrow
 
     try:
