@@ -95,7 +95,7 @@ INSIDE: Range = (lambda v: 0 < v < 1, "0 < {} < 1")
 
 
 def ranged(
-    owner: str, name: str, value: Any, where: Range, code: str = "setting-out-of-range"
+    owner: str, name: str, value: object, where: Range, code: str = "setting-out-of-range"
 ) -> float:
     """Return `value` as a float, or refuse it unless it lies there."""
     number = real(owner, name, value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from functools import cache
 from importlib import metadata
 from typing import Any, TypedDict
 
@@ -37,6 +38,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+@cache
 def version(package: str) -> str | None:
     """Return the installed version of a package, without importing it; `None` if it is missing."""
     try:
