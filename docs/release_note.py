@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def release_note(version: str, changelog: str) -> str:
     """Return the section of a version; refuse one that is unreleased."""
     found = re.search(
-        rf"^## {re.escape(version)} \((.+)\)\n(.*?)(?=^## |\Z)", changelog, re.M | re.S
+        rf"^## {re.escape(version)} \(([^)]+)\)\n(.*?)(?=^## |\Z)", changelog, re.M | re.S
     )
     if found is None or not re.fullmatch(r"\d{4}-\d\d-\d\d", found[1]):
         raise SystemExit(f"CHANGELOG.md needs a heading '## {version} (YYYY-MM-DD)' first.")
