@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scaffpd.algorithms.saddle import HIGHEST, Saddle, level_of, solve_saddle
+from scaffpd.algorithms.saddle import Saddle, solve_saddle
 from scaffpd.federation import Vector
-from scaffpd.objectives.base import LARGEST, Matrix, Objective
+from scaffpd.objectives.base import Matrix, Objective
 
 DEPENDENT = 1e-7  # columns with a smaller part outside the span of those before are rounding
 FLAT = 1e-14  # curvature below this share of the largest is rounding
@@ -61,16 +61,8 @@ class SubspaceModel:
 
     def merit(self, losses: Vector, tol: float) -> float:
         """Return F_w(L) = max_{l∈Λ} ⟨L, l⟩ − ψ(l) − ½ Σ w_i² (l_i − λ_i)², which judges a step."""
-        square = self.w**2
-        held = square.min() > 1 / HIGHEST and square.max() < HIGHEST
-        if not held or not np.all(np.abs(losses) <= LARGEST):
-            nothing = np.empty((0, len(losses)))
-            return solve_saddle(self.objective, losses, nothing, self.weights, tol, self.w).value
-        # Nothing is coupled: one proximal step is the maximum.
-        level = level_of(self.objective, self.weights, losses)
-        weights = self.objective._prox(losses - level, self.weights, 1 / square)
-        away = 0.5 * float(square @ (weights - self.weights) ** 2)
-        return level + float((losses - level) @ weights) - self.objective._value(weights) - away
+        nothing = np.empty((0, len(losses)))  # is coupled: where all w_i > 0, it is one step
+        return solve_saddle(self.objective, losses, nothing, self.weights, tol, self.w).value
 
 
 def orthonormal(columns: list[Tensor], metric: Tensor, most: int) -> Tensor:
@@ -86,16 +78,11 @@ def orthonormal(columns: list[Tensor], metric: Tensor, most: int) -> Tensor:
         fresh = torch.stack(columns[:room])
         columns = columns[room:]
         finite = fresh.sum(1).isfinite()
-        rows = _basis(torch.cat([rows, root * (fresh if bool(finite.all()) else fresh[finite])]))
+        fresh = root * (fresh if bool(finite.all()) else fresh[finite])
+        Q, R = torch.linalg.qr(torch.cat([rows, fresh]).mT)
+        own = torch.from_numpy(_independent(R.double().cpu().numpy().T)).to(R)
+        rows = own @ Q.mT
     return rows.div_(root).mT
-
-
-def _basis(rows: Tensor) -> Tensor:
-    """Return an orthonormal basis, in rows, of the span of the rows."""
-    Q, R = torch.linalg.qr(rows.mT)
-    own = torch.from_numpy(_independent(R.double().cpu().numpy().T)).to(R)
-    basis: Tensor = own @ Q.mT
-    return basis
 
 
 def _independent(rows: Matrix) -> Matrix:

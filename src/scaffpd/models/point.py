@@ -184,22 +184,21 @@ class LinearPoint:
         features = self.rows.A.shape[1]
         return (self.rows.A @ V.reshape(features, self.outputs * k)).view(*self.z.shape, k)
 
-    def _slopes(self, V: Tensor, T: Tensor) -> Tensor:
-        """Return Vᵀc_i = Σ_j T_jᵀr_j / m_i + Vᵀ(l2 ∘ x), (N, k)."""
-        slope = (self.residual[..., None] * T).sum(1) * self.rows.share[:, None]
-        return self.rows.layout.segment_sum(slope) + self.ridge.times(self.x) @ V
-
     def norms(self, scale: Tensor | None = None) -> Tensor:
         squares = self.each().square()
         return squares.sum(1) if scale is None else squares @ scale
 
     def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> Restriction[Tensor]:
-        """Return slopes and Σ_i w_i VᵀH_iV = Σ_j (w/m) T_jᵀ ℓ''_j T_j + (Σ w) Vᵀl2 V, T = A V."""
+        """Return Vᵀc_i = Σ_j T_jᵀr_j / m_i + Vᵀ(l2 ∘ x), (N, k), with T = A V, and
+        Σ_i w_i VᵀH_iV = Σ_j (w/m) T_jᵀ ℓ''_j T_j + (Σ w) Vᵀl2 V.
+        """
         T = self._along(V)
+        each = (self.residual[..., None] * T).sum(1) * self.rows.share[:, None]
+        slopes = self.rows.layout.segment_sum(each) + self.ridge.times(self.x) @ V
         bent = self._weighted(weights)[..., None] * self.bend(T)
         inner = T.flatten(0, 1).mT @ bent.flatten(0, 1)
         curvature = inner + weights.sum() * self.ridge.gram(V)
-        return Restriction(self._slopes(V, T), curvature, self.norms(1 / metric))
+        return Restriction(slopes, curvature, self.norms(1 / metric))
 
     def bend(self, T: Tensor) -> Tensor:
         return self.loss.bend(self.z, self.rows.y, T)
