@@ -105,7 +105,6 @@ def test_derivatives_are_those_of_the_loss():
 
 
 def product(n, seed, sites="abc"):
-    """Rows whose target has a pair: age matters for smokers alone."""
     random = np.random.default_rng(seed)
     rows = []
     for k in range(n):

@@ -154,7 +154,6 @@ def close(ours, theirs, tolerance=1e-10):
 
 
 def check_answers(loss, pairs, strength, columns, seed=1, l2=L2):
-    """Every question to a cohort against the definitions."""
     d = pairs[0][0].shape[1]
     own = (
         None
