@@ -185,7 +185,7 @@ class LinearPoint:
         return (self.rows.A @ V.reshape(features, self.outputs * k)).view(*self.z.shape, k)
 
     def norms(self, scale: Tensor | None = None) -> Tensor:
-        squares = self.each().square()
+        squares = self._vectors().square()
         return squares.sum(1) if scale is None else squares @ scale
 
     def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> Restriction[Tensor]:
@@ -360,10 +360,14 @@ class LinearPoint:
     def each(self) -> Tensor:
         """Return the c_i themselves, (N, d), for stochastic local steps; they stay with clients."""
         if self.fine is None:
-            own = self.rows.each(self.rows.share[:, None] * self.residual).flatten(1)
-            return own.add(self.ridge.times(self.x))
+            return self._vectors()
         own = self.fine.each(self.fine.exact[1][:, None] * self.slopes).flatten(1)
         return own.add_(self.ridge.times(self.x.double())).to(self.x.dtype)
+
+    def _vectors(self) -> Tensor:
+        """Return the c_i in the format of x, as lengths need them."""
+        own = self.rows.each(self.rows.share[:, None] * self.residual).flatten(1)
+        return own.add(self.ridge.times(self.x))
 
 
 def rounded(x: Tensor) -> float:
