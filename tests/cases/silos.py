@@ -225,7 +225,8 @@ def cohort(path, places):
     """The same clients in one process."""
     encoded, model = rows(path, places)
     train = {name: own.train for name, own in encoded.items()}
-    return sp.Cohort(train, model, test={name: own.test for name, own in encoded.items()})
+    test = {name: own.test for name, own in encoded.items() if own.test is not None}
+    return sp.Cohort(train, model, test=test or None)
 
 
 def in_one_process(path, places):

@@ -174,6 +174,12 @@ class Agreement:
         if len({own.digits for own in self.cards.values()}) < len(names):
             raise InputError("key-twice", "Two silos of the agreement have the same key.")
         colluding_of(len(names), terms.colluding)
+        if terms.batch is not None and terms.batch < file.limits.rows:
+            raise InputError(
+                "minibatch-too-small",
+                f"The agreement asks about {terms.batch} rows at a time, and limits.rows of this "
+                f"silo's file is {file.limits.rows}.",
+            )
         if terms.settled:
             _check_share(terms, file.limits.share)
         if file.limits.epsilon is not None:

@@ -59,6 +59,8 @@ SENTENCES = {
     "member-unknown": "The agreement has a silo or a key that this silo's file does not have.",
     "run-without-noise": "This silo takes part only with differential privacy: add [privacy].",
     "epsilon-too-large": "The agreement may cost a larger ε than this silo's file allows.",
+    "minibatch-too-small": "The agreement asks about fewer rows at a time than this silo's file "
+    "allows.",
     "share-too-large": "One silo may have a larger share of a sum than this silo's file allows: "
     "use ChiSquare with a cap, or CVaR.",
     # of what its operator has decided

@@ -15,6 +15,7 @@ from pydantic import BeforeValidator, Field, StringConstraints, ValidationInfo, 
 
 import scaffpd.fields as key
 from scaffpd.algorithms import Algorithm, Fair, MinimaxSums
+from scaffpd.algorithms.fair import BATCH
 from scaffpd.data.tabular.agree import (
     LARGEST,
     LONGEST,
@@ -270,7 +271,14 @@ class FederationTerms(SettingsTable):
     @property
     def certified(self) -> bool:
         """Whether a run proves how good its result is."""
-        return self.method.proves and self.privacy is None
+        return self.method.proves and self.privacy is None and self.model.network is None
+
+    @property
+    def batch(self) -> int | None:
+        """The rows of a minibatch; `None` where every question is about all of them."""
+        given = self.algorithm.batch_size
+        fair = self.model.network and not self.privacy and self.algorithm.kind == Fair.__name__
+        return BATCH if given is None and fair else given
 
     @property
     def curved(self) -> bool:
@@ -343,6 +351,7 @@ class FederationTerms(SettingsTable):
         name = type(self.method).__name__
         if self.training.tol and not self.certified:
             kind = name if self.privacy is None else "A run with noise"
+            kind = "A network" if self.model.network else kind
             raise InputError(
                 "tol-without-certificate",
                 f"{kind} certifies nothing: leave training.tol out of {file!r}.",
