@@ -173,7 +173,6 @@ class NoSuchCommand(click.UsageError):
 
 
 def show_help(context: click.Context, /) -> None:
-    """Show the help of a group whose commands were not named."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help(), color=context.color)
 
@@ -207,7 +206,6 @@ def command(more: More | None = None) -> Callable[[Callable[..., None]], Command
 
 
 def group(name: str, about: str, *commands: click.Command) -> Group:
-    """Make a group of commands."""
     made = Group(name, help=about, callback=click.pass_context(show_help))
     made.include(commands)
     return made
@@ -221,12 +219,10 @@ as_json = switch("--json", "as_json", help="Print JSON, and nothing else.")
 
 
 def listed(given: str | None) -> list[str]:
-    """Return names that are joined by commas."""
     return [name.strip() for name in (given or "").split(",") if name.strip()]
 
 
 def completing(*names: str) -> Callable[..., list[CompletionItem]]:
-    """Return what `shell_complete=` wants."""
     return lambda ctx, param, incomplete: [
         CompletionItem(name) for name in names if name.startswith(incomplete)
     ]

@@ -245,7 +245,6 @@ def _show_scores(console: Console, found: Predictions, rows: list[ScoreRow]) -> 
 
 
 def write_predictions(out: Path, columns: Columns, quiet: bool = False) -> None:
-    """Write a CSV file of predictions."""
     written = (
         own
         if isinstance(own, Sequence)

@@ -212,7 +212,6 @@ def requested(
 
 
 def is_settings(what: str) -> bool:
-    """Return whether a name is that of a settings file."""
     return what.lower().endswith(".toml")
 
 

@@ -116,12 +116,10 @@ class Agreement:
 
     @cached_property
     def digest(self) -> bytes:
-        """The hash that names it."""
         return hashlib.sha256(json.dumps(self.values, sort_keys=True).encode()).digest()
 
     @cached_property
     def cards(self) -> dict[str, Card]:
-        """Members' keys, in the order of the results."""
         names = self.values["terms"].get("silos")
         keys = self.values["keys"]
         if not isinstance(names, list) or sorted(map(str, names)) != sorted(keys):
@@ -155,7 +153,6 @@ class Agreement:
         return terms
 
     def check(self, file: SiloFile, card: Card) -> None:
-        """Refuse what this silo's file does not allow, from the document alone."""
         terms = self.terms(file.path)
         names = list(self.cards)
         if self.cards.get(file.name) != card:
@@ -248,7 +245,6 @@ class Agreement:
 
 
 def _weighing(document: Json) -> object:
-    """Return what weights follow from: the objective, or else the method."""
     terms = document["terms"]
     return terms.get("objective", terms.get("algorithm"))
 
@@ -436,7 +432,6 @@ def leaves(terms: FederationTerms) -> list[str]:
 
 
 def check_size(numbers: int, members: int) -> None:
-    """Refuse exchanges that are too large for all vectors to go to all silos."""
     size = BYTES * numbers * members
     if size > LARGEST:
         raise InputError(

@@ -19,7 +19,6 @@ SHOWN = 30  # names in a list before it is cut off
 
 
 def site_overview(file: SiloFile, data: Dataset) -> Json:
-    """Return all that `scaffpd silo check` shows, as JSON values."""
     train, test = data.rows
     y = data.target.values
     return {
@@ -78,7 +77,6 @@ def _labels(data: Dataset) -> list[Json]:
 
 
 def warnings(file: SiloFile, data: Dataset) -> Iterator[str]:
-    """Yield warnings for the operator."""
     if ending := expiry_warning(file.path):
         yield ending
     if data.dropped:

@@ -118,7 +118,6 @@ class Coordination:
             time.sleep(PAUSE_SECONDS * (min(strikes, 15) if failure.waits else 1))
 
     def agreement(self) -> Agreement:
-        """Return the document of this run: the terms, and the keys that silos show."""
         replies = self.board.asked(dict.fromkeys(self.file.silos, encode(Message(CARD))))
         cards = {name: Card.of(reply.values.get("card")) for name, reply in replies.items()}
         return Agreement.made(self.file, cards)

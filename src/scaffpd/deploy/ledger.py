@@ -101,7 +101,6 @@ class TableLedger:
             raise
 
     def leave(self) -> None:
-        """Let others run over the table."""
         self._lock.release()
 
     def __enter__(self) -> Self:

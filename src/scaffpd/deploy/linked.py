@@ -32,7 +32,6 @@ class LinkedLines:
         self._lines = JsonLines(file)
 
     def lock(self) -> AbstractContextManager[None]:
-        """Hold the lock of the file."""
         return self._lines.lock()
 
     def append(self, line: JsonMapping) -> str:
@@ -42,7 +41,6 @@ class LinkedLines:
         return link
 
     def last(self) -> str:
-        """Return the last link on disk."""
         return str(self._lines.last({LINK: self.first})[LINK])
 
     def read(self) -> Iterator[Json]:
@@ -58,6 +56,5 @@ class LinkedLines:
 
 
 def link_of(before: str, line: JsonMapping) -> str:
-    """Return the link of a line after another link."""
     content = json.dumps(line, sort_keys=True)
     return hashlib.sha256(f"{before}{content}".encode()).hexdigest()

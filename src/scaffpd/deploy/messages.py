@@ -56,7 +56,6 @@ class WireError(InputError):
 
 
 def encode(message: Message) -> bytes:
-    """Encode a message."""
     about = {
         "protocol": PROTOCOL,
         "version": VERSION,
@@ -175,7 +174,6 @@ class InProcess:
         self.silos = dict(silos)
 
     def ask(self, questions: Mapping[str, bytes], timeout: float) -> dict[str, bytes | Failure]:
-        """Ask one after another; silos in this process always answer."""
         gone = Failure("there is no such site")
         return {
             s: self.silos[s].answer(asked) if s in self.silos else gone

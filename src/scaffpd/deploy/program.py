@@ -53,7 +53,6 @@ class Finished:
 
     @property
     def model(self) -> Trained:
-        """The one model."""
         return self.record.models[0]
 
 
@@ -166,7 +165,6 @@ def beside_mode(ready: Ready) -> StartPoint:
 
 
 def asked(terms: FederationTerms) -> Contests:
-    """Return the one model of a federation."""
 
     def first(encoding: Encoding, models: Sequence[Trained]) -> Contest | None:
         model = terms.modelled(encoding.schema)
@@ -186,7 +184,6 @@ class Rounds(Nobody):
         self.after = after
 
     def show(self, info: RoundInfo) -> None:
-        """Note the round."""
         self.states.note(info.rounds, self.session.digest)
         if self.after is not None:
             self.after(info)
@@ -200,7 +197,6 @@ def _states(fact: Json) -> list[list[object]]:
 
 
 def _setup(terms: FederationTerms, agreement: Agreement, found: Record) -> Setup:
-    """Describe what the parameters expect of a row."""
     model = found.models[0].model
     made = Setup(terms.linear(), *found.encoding, dict(agreement.values["noise"]))
     if isinstance(model, NamedModel):

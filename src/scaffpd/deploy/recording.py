@@ -25,7 +25,6 @@ from scaffpd.training.history import History
 
 
 def outcome_of(terms: FederationTerms, done: Finished) -> Outcome:
-    """Say how a run has ended."""
     result = done.model.result
     proven = float(result.certificate) if np.isfinite(result.certificate) else None
     sentence = str(result)
@@ -62,7 +61,6 @@ def record_of(
 
 
 def silo_record(terms: FederationTerms, done: Finished) -> RunRecord:
-    """Return a silo's record: what all have, and what it has measured on its own rows."""
     made = common(terms, outcome_of(terms, done), done, done.model.result.history)
     own = done.record.own
     if own is None:
@@ -84,7 +82,6 @@ def silo_record(terms: FederationTerms, done: Finished) -> RunRecord:
 def common(
     terms: FederationTerms, outcome: Outcome, done: Finished | None, history: History | None
 ) -> RunRecord:
-    """Return the record of what everybody has."""
     scores = {} if done is None else done.model.scores
     rated = any(np.isfinite(part.score).any() for part in scores.values())
     measure = terms.task.measure if rated else LOSS

@@ -41,12 +41,10 @@ class Known:
 
     @property
     def begun(self) -> dict[str, Json]:
-        """Documents of the runs that this silo has taken part in."""
         return {digest: own for digest, own in self.documents.items() if digest in self.runs}
 
     @property
     def waiting(self) -> set[str]:
-        """Agreements that wait for a person."""
         return self.documents.keys() - self.granted.keys() - self.runs
 
 
@@ -72,7 +70,6 @@ class SiloRecords:
             ) from None
 
     def note(self, what: str, digest: str, **about: object) -> None:
-        """Append a line."""
         with self._locked():
             self._append(what, digest, about)
 

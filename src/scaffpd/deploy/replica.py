@@ -92,7 +92,6 @@ class PublicFacts:
         return Constants(L, mu, True, L, self.rows, noisy=self.noisy, ridge=ridge)
 
     def using(self, l2: Strength | None, strength: Strength | None) -> PublicFacts:
-        """Return the same with other strengths."""
         assert self.model is not None
         return replace(self, model=self.model.using(l2, strength))
 
@@ -230,21 +229,17 @@ class ReplicaChannel:
 
     @property
     def work(self) -> float:
-        """Number of numbers that a pass over this silo's features reads."""
         return float("inf") if self.rows is None else self.rows.work
 
     @property
     def account(self) -> PrivacyAccount | None:
-        """Account of this silo's releases, if it is private."""
         return None if self.rows is None else self.rows.account
 
     @property
     def tested(self) -> bool:
-        """Whether this silo has held-out rows."""
         return self.rows is not None and self.rows.tested
 
     def start(self) -> Tensor:
-        """Return x⁰, the model's own."""
         return self._start
 
     def own(self, x: Tensor) -> None:
@@ -265,7 +260,6 @@ class ReplicaChannel:
         return other
 
     def resumed(self, rounds: int) -> None:
-        """Go on with the proposals of a run after so many rounds."""
         self.session.journal.resume(rounds)
 
     def decided(self, status: str | None) -> str | None:
@@ -281,7 +275,6 @@ class ReplicaChannel:
         return str(values.get("status"))
 
     def constants(self) -> Constants:
-        """Return what everybody knows; nothing is sent."""
         return self.facts.constants()
 
     def ask(self, question: Question, chosen: Sequence[int]) -> Reply:
@@ -430,7 +423,6 @@ class ReplicaSums:
             )
 
     def error(self, length: int, weights: Vector) -> float:
-        """Return √d times the largest error of an entry, per unit of weight."""
         return float(length**0.5 * self._last.error / (np.abs(weights).sum() or 1.0))
 
 
@@ -485,7 +477,6 @@ def _about(question: object) -> Vector | None:
 
 
 def _place(question: object) -> str:
-    """Name that point."""
     x = _about(question)
     if x is None:
         return type(question).__name__

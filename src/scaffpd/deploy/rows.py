@@ -78,7 +78,6 @@ class SiloRows:
         return int.from_bytes(derived(self._secret, b"minibatches" + self.digest), "big")
 
     def commitment(self) -> str:
-        """Return a hash of the rows, salted for this agreement."""
         return self.data.commitment(derived(self._secret, b"salt" + self.digest))
 
     def journal(self) -> Journal:

@@ -72,7 +72,6 @@ class Silo:
 
     @cached_property
     def identity(self) -> Identity:
-        """The silo's keys."""
         self.file.folder.mkdir(parents=True, exist_ok=True)
         return Identity.stored(self.file.identity)
 
@@ -193,7 +192,6 @@ class Silo:
         states: list[list[object]],
         ledger: TableLedger,
     ) -> None:
-        """Run the agreement; write the model once everybody has confirmed."""
         try:
             rows = SiloRows(self.file, agreement, terms, ledger)
             session.before = rows.written_down

@@ -68,7 +68,6 @@ class Wanted(NamedTuple):
     def of(
         cls, schema: Schema, task: Task, noisy: bool = False, curved: bool = False, loss: str = ""
     ) -> Wanted:
-        """Read what a schema names."""
         columns = schema["columns"]
         texts = [column["name"] for column in columns if column["kind"] == CATEGORY]
         names = tuple(column["name"] for column in columns)
@@ -227,7 +226,6 @@ def _goals(source: SiloData) -> list[str]:
 
 
 def _loaded(file: SiloFile) -> Pair:
-    """Return the X and y of an operator's own code."""
     entry = file.data.entry
     assert entry is not None
     given = load(file.path.parent, entry)

@@ -130,20 +130,16 @@ class RunFolder:
         return not text or (self.kind() == kind and same)
 
     def settings(self, kind: Kind, config: RunConfig) -> str:
-        """Return the settings file."""
         return config.toml(self.path, self.command(kind))
 
     def command(self, kind: Kind) -> str:
-        """Return the command that makes the run again."""
         return f"scaffpd {kind} {shlex.quote((self.path / 'config.toml').as_posix())}"
 
     def checkpoint(self, contest: Contest) -> Checkpoint:
-        """Return where the states of a model are stored."""
         file = "".join(c if c.isalnum() else "-" for c in contest.name)
         return Checkpoint(self.path / "checkpoint" / f"{file}.npz")
 
     def write(self, run: RunRecord, found: Record) -> None:
-        """Write record, models and tables."""
         assert found.own is not None
         prepared = found.own.rows
         models = found.models
@@ -228,7 +224,6 @@ def _lasting(text: str) -> dict[str, object] | None:
 
 
 def title(config: RunConfig, prepared: Prepared) -> str:
-    """Name the run in a few words."""
     return f"{config.name}: {several(len(prepared.names), prepared.word)}"
 
 

@@ -163,7 +163,6 @@ class ModelRecord(RecordPart):
 
     @property
     def last(self) -> RoundRecord:
-        """The last round with losses."""
         known = [one for one in self.history if one.losses]
         return known[-1] if known else RoundRecord(round=0)
 
@@ -234,7 +233,6 @@ class JoiningRecord(RecordPart):
 
     @property
     def order(self) -> list[str]:
-        """The clients, the one that gains most first."""
         return sorted(self.by_client, key=lambda client: -self.gain(client))
 
 
@@ -373,11 +371,9 @@ class RunRecord(RecordPart):
 
     @property
     def scored(self) -> bool:
-        """Whether any model has scores."""
         return any(model.overall for model in self.models)
 
     def value(self, score: ClientScore) -> float | None:
-        """Return the run's measure on the rows that scores are about."""
         return score.test_score if self.split == "test" else score.train_score
 
     @property
@@ -391,7 +387,6 @@ class RunRecord(RecordPart):
 
     @property
     def scored_rows(self) -> str:
-        """The rows that scores are about, in words."""
         return "held-out rows" if self.split == "test" else "rows trained on"
 
     @property
@@ -411,7 +406,6 @@ class RunRecord(RecordPart):
 
 
 def is_run(folder: Path) -> bool:
-    """Return whether a folder has the record of a run."""
     return (folder / NAME).is_file()
 
 

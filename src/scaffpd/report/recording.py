@@ -109,7 +109,6 @@ def _effects(found: CoefficientTable, prepared: Prepared) -> list[CoefficientRow
 
 
 def _model(one: Trained, prepared: Prepared) -> ModelRecord:
-    """Describe how a model was trained, how that ended, and how it serves every client."""
     result = one.result
     kind = type(one.contest.algorithm).__name__
     clients = _client_scores(one)
@@ -232,7 +231,6 @@ def _privacy(models: Sequence[Trained]) -> PrivacyRecord | None:
 
 
 def described(model: Linear) -> str:
-    """Describe a model in a phrase."""
     ridge = "by evidence" if model.l2 == AUTO else f"{np.max(model.l2):g}"
     return f"{model.called}, ridge {ridge}{'' if model.beyond else ', no intercept'}"
 

@@ -110,6 +110,5 @@ def wide(values: Vector, terms: int) -> tuple[Places, Vector]:
 
 
 def narrow(total: Vector) -> Vector:
-    """Return the sums of numbers that `wide` has split."""
     whole, fraction = total.reshape(2, -1)
     return whole + fraction

@@ -103,7 +103,6 @@ class FederationModel(SettingsTable):
 
     @property
     def network(self) -> str | None:
-        """Name of a network; `None` for a linear model."""
         return None if self.kind is None or self.kind in _kinds() else self.kind
 
     @model_validator(mode="after")
@@ -270,7 +269,6 @@ class FederationTerms(SettingsTable):
 
     @property
     def certified(self) -> bool:
-        """Whether a run proves how good its result is."""
         return self.method.proves and self.privacy is None and self.model.network is None
 
     @property
@@ -290,12 +288,10 @@ class FederationTerms(SettingsTable):
 
     @property
     def paired(self) -> bool:
-        """Whether pairs of columns are looked for."""
         return self.curved and self.pairs > 0 and self.privacy is None and not self.task.timed
 
     @property
     def numbers(self) -> int:
-        """How many named columns hold numbers."""
         return sum(column["kind"] != CATEGORY for column in self.encoding()["columns"])
 
     @property
@@ -377,7 +373,6 @@ class FederationTerms(SettingsTable):
             refuse_noisy(deployed, ranged, self.model.kappa == AUTO)
 
     def encoding(self) -> Schema:
-        """Return the columns as silos encode them."""
         shape = self.columns if isinstance(self.columns, list) else None
         named = self.columns if isinstance(self.columns, dict) else {}
         columns = [_column(name, kind, self._path.name) for name, kind in named.items()]
@@ -425,7 +420,6 @@ class FederationTerms(SettingsTable):
         return model if strength is None else Personal(model, strength)
 
     def plan(self) -> Plan:
-        """Return what the run asks of columns and strengths."""
         strengths = () if self.model.network is not None else (self.model.l2, self.model.kappa)
         return Plan(
             self.modelled,

@@ -124,7 +124,6 @@ def _imported(kind: str, folder: Path) -> object:
 def algorithm_of(
     given: Mapping[str, object], objective: Mapping[str, object] | None, file: Path, find: Find
 ) -> Algorithm:
-    """Make the algorithm of [algorithm] and [objective], with its step rule."""
     values = dict(given)
     kind = values.pop("kind", "Fair")
     chosen = find(Algorithm, kind, f"algorithm.kind in {file.name!r},")
@@ -162,7 +161,6 @@ def changed(method: Made, **values: object) -> Made:
 
 
 def objective_of(given: Mapping[str, object], file: Path, find: Find) -> Objective:
-    """Make the objective of [objective]."""
     values = dict(given)
     kind = find(Objective, values.pop("kind", None), f"objective.kind in {file.name!r},")  # type: ignore[type-abstract]
     return called(kind, "objective", values, file)
@@ -337,7 +335,6 @@ class ExtensibleTable(SettingsTable):
 
     @property
     def given(self) -> Json:
-        """What was given, kind included."""
         return self.model_dump(exclude_unset=True)
 
 
@@ -378,7 +375,6 @@ class ObjectiveTable(ExtensibleTable):
 
 
 def entries(lists: OwnCode) -> dict[str, dict[str, str]]:
-    """Return the lists by what they hold."""
     return {"method": lists.methods, "objective": lists.objectives}
 
 

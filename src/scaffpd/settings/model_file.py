@@ -52,7 +52,6 @@ class Setup:
 
     @property
     def task(self) -> Task:
-        """What is predicted: by its name, or by the loss."""
         if "task" in self.model:
             return named(self.model["task"])
         return solving(str(self.model.get("loss")), bool(self.schema["labels"]))
@@ -86,7 +85,6 @@ LINEAR = (*SHAPE, "strength", "exposure")
 
 
 def linear(model: Json) -> Linear:
-    """Return the linear model of an agreement."""
     for name in model:
         if name not in (*LINEAR, "kind", "task"):
             raise unknown("model setting", name, LINEAR)
@@ -120,7 +118,6 @@ def model_bytes(x: Array, setup: Setup, clients: Sequence[str] = ()) -> bytes:
 
 
 def read_model(path: Path) -> tuple[Array, Setup]:
-    """Read x and its agreement from a run's model.safetensors."""
     try:
         with safe_open(path, framework="np") as file:
             x = file.get_tensor("x")

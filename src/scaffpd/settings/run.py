@@ -127,7 +127,6 @@ class RunConfig(SettingsTable):
 
     @property
     def place(self) -> Path:
-        """Folder that relative paths start from."""
         return self._place
 
     @property
@@ -141,7 +140,6 @@ class RunConfig(SettingsTable):
 
     @property
     def goal(self) -> Objective | None:
-        """Objective of the algorithm, or `None`."""
         return getattr(self._method, "objective", None)
 
     def method_for(self, objective: Objective) -> Algorithm:

@@ -123,7 +123,6 @@ class SiloFile(OwnCode):
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> SiloFile:
-        """Read and check a `silo.toml`, but not its data."""
         file = Path(path).resolve()
         return validated(cls, read_toml(file, FEDERATION), file)
 

@@ -79,7 +79,6 @@ class ServerRules(Builder):  # type: ignore[misc]
     """
 
     def build(self, project: Any, ctx: Any) -> None:
-        """Write the resources and rights of the server."""
         local = Path(ctx.get_local_dir(project.get_server()))
         resources = json.loads((local / "resources.json.default").read_text())
         restrict(resources)
@@ -131,7 +130,6 @@ class FlareProject:
             )
 
     def document(self) -> Json:
-        """Return the content of FLARE's project.yml."""
         impl = "nvflare.lighter.impl"
         layout = {"config_folder": "config", "scheme": "grpc"}
         server = {"type": "server", "fed_learn_port": self.port, "admin_port": self.port + 1}

@@ -67,7 +67,6 @@ class OnlyOurJob(DeployProcessor):  # type: ignore[misc]
     """Take our job from a server; refuse every other one before anything of it is unpacked."""
 
     def process(self, req: Message, app_ctx: object) -> Message:
-        """Deploy what a server has sent, or say why not."""
         why = foreign(str(req.get_header(RequestHeader.JOB_ID)), req.body)
         return error_reply(why) if why else super().process(req, app_ctx)
 
@@ -88,7 +87,6 @@ def foreign(name: str, packed: bytes) -> str:
 
 
 def main() -> None:
-    """Run FLARE's site, which hears the requests of a run and no others."""
     heard = ClientRequestProcessors.request_processors
     heard[:] = [one for one in heard if type(one).__name__ in REQUESTS]
     heard.append(OnlyOurJob())

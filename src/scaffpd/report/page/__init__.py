@@ -149,7 +149,6 @@ def emphasised(text: str) -> str:
 
 
 def _hash(script: str) -> str:
-    """Return the hash by which the page's policy allows a script."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 

@@ -96,7 +96,6 @@ def served(run: RunRecord, row: JoiningRow) -> float:
 
 
 def gained(run: RunRecord, client: str) -> float:
-    """Return how much lower a client's loss or error is."""
     return run.task.gained(run.joining.gain(client)) if run.joining else 0.0
 
 
