@@ -98,7 +98,7 @@ def stations(folder):
         places[name].write_text(file)
     path = folder / "federation.toml"
     path.write_text(
-        f'silos = {json.dumps([*places])}\n{FIRST_LINE}\ncolumns = {{{columns}}}\n[model]\n'
+        f"silos = {json.dumps([*places])}\n{FIRST_LINE}\ncolumns = {{{columns}}}\n[model]\n"
         f'kind = "squared"\nl2 = 0.03\n{OBJECTIVE}[training]\nrounds = 500\ntol = 1e-6\n'
     )
     agree(path, places)

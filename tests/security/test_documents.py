@@ -38,12 +38,13 @@ from scaffpd.deploy.announcing import UNKNOWN
 from scaffpd.deploy.board import BEGIN
 from scaffpd.deploy.messages import HEADER, PROTOCOL, REFUSED, VERSION, Message, decode, encode
 from scaffpd.deploy.records import GRANTED, WAITING, SiloRecords
-from scaffpd.deploy.refusals import SENTENCES
+from scaffpd.deploy.refusals import AWAITED, CANNOT, SENTENCES, TABLE_BUSY, UNUSABLE
 from scaffpd.deploy.silo import READY, Silo
 from scaffpd.errors import InputError
 from scaffpd.federation.border import shown
-from scaffpd.settings.federation import FederationFile, FederationTerms
+from scaffpd.settings.federation import FederationFile
 from scaffpd.settings.silo import SiloFile
+from scaffpd.settings.terms import FederationTerms
 
 PASSWORD = "correct-horse-battery"
 MODULE = f"""
@@ -495,7 +496,7 @@ def test_all_fixed_sentences_stand_for_a_refusal():
     """Every code that is answered is raised somewhere in the package."""
     places = [file for file in Path(package).parent.rglob("*.py") if file.name != "refusals.py"]
     raised = set(re.findall(r'"([a-z0-9-]+)"', "".join(file.read_text() for file in places)))
-    assert SENTENCES.keys() <= raised | {"silo-cannot", "agreement-unusable"}
+    assert SENTENCES.keys() <= raised | {CANNOT, UNUSABLE, AWAITED, TABLE_BUSY}
 
 
 def test_what_own_code_may_post_was_read_before(tmp_path):

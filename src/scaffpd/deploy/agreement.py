@@ -23,6 +23,7 @@ from scaffpd import __version__
 from scaffpd.data.tabular.agree import width
 from scaffpd.deploy.announcing import phases
 from scaffpd.deploy.messages import PROTOCOL, Json
+from scaffpd.deploy.refusals import AWAITED, refusal
 from scaffpd.deploy.transcript import NEAR, close_values
 from scaffpd.errors import InputError
 from scaffpd.fields import plain_name, validated
@@ -33,9 +34,10 @@ from scaffpd.privacy.counts import MOST, CountNoise, spent_on_counts
 from scaffpd.secure.aggregation import colluding_of, most_weightings
 from scaffpd.secure.keys import Card
 from scaffpd.secure.ring import BYTES
-from scaffpd.settings.federation import FederationTerms
+from scaffpd.settings.federation import check
 from scaffpd.settings.methods import entries
 from scaffpd.settings.silo import ALWAYS, SiloFile
+from scaffpd.settings.terms import FederationTerms
 
 # Further rounds that the noise allows for, enough for three stops. A stop may cost almost three:
 # the round under way, the one before where a silo lacks its state, and what a method asks first.
@@ -132,7 +134,7 @@ class Agreement:
         if not isinstance(given, dict):
             raise InputError("agreement-unusable", "The agreement has no terms.")
         terms = validated(FederationTerms, given, path.with_name("the agreement"))
-        terms.check()
+        check(terms)
         return terms
 
     def settled(self, file: SiloFile) -> FederationTerms:
@@ -148,6 +150,7 @@ class Agreement:
                 raise _not_listed(what, name)
         if not terms.settled:
             terms.settle(file, file.path.parent)
+            check(terms)
             self._as_made(terms)
             _check_share(terms, file.limits.share)
         return terms
@@ -169,7 +172,7 @@ class Agreement:
                     "does not have.",
                 )
         if len({own.digits for own in self.cards.values()}) < len(names):
-            raise InputError("key-twice", "Two silos of the agreement have the same key.")
+            raise refusal("key-twice")
         colluding_of(len(names), terms.colluding)
         if terms.batch is not None and terms.batch < file.limits.rows:
             raise InputError(
@@ -181,11 +184,7 @@ class Agreement:
             _check_share(terms, file.limits.share)
         if file.limits.epsilon is not None:
             if terms.privacy is None:
-                raise InputError(
-                    "run-without-noise",
-                    "This silo takes part only with differential privacy, and the agreement has no "
-                    "[privacy].",
-                )
+                raise refusal("run-without-noise")
             if terms.privacy.epsilon > file.limits.epsilon:
                 raise InputError(
                     "epsilon-too-large",
@@ -262,11 +261,7 @@ def _text(values: object) -> str:
     except (TypeError, ValueError):
         raise InputError("agreement-unusable", "The agreement is not JSON.") from None
     if len(text) > LONGEST:
-        raise InputError(
-            "agreement-too-large",
-            f"The agreement has {len(text):,} bytes, and silos read {LONGEST:,} at most: declare "
-            "fewer columns or categories.",
-        )
+        raise refusal("agreement-too-large")
     return text
 
 
@@ -448,8 +443,6 @@ def allowed(file: SiloFile, granted: bool | None, others: bool) -> None:
     With `others`, members of an earlier run were others, and "always" does not cover it.
     """
     if granted is False:
-        raise InputError("agreement-revoked", "The operator of this silo has withdrawn.")
+        raise refusal("agreement-revoked")
     if granted is None and (others or file.agree != ALWAYS):
-        raise InputError(
-            "agreement-awaited", "The operator of this silo has not agreed to this run yet."
-        )
+        raise refusal(AWAITED)

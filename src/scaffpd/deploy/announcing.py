@@ -8,7 +8,7 @@ from scaffpd.algorithms import ALGORITHMS, Fair
 from scaffpd.algorithms.base import ERRORS, SLOPES, VECTORS
 from scaffpd.federation.border import Announced, Part, Shown, each, shown
 from scaffpd.federation.questions import Scores
-from scaffpd.settings.federation import FederationTerms
+from scaffpd.settings.terms import FederationTerms
 
 
 class Commitment(Announced):

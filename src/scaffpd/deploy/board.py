@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from scaffpd.deploy.ledger import TABLE_BUSY
 from scaffpd.deploy.messages import (
     REFUSED,
     Failure,
@@ -28,6 +27,7 @@ from scaffpd.deploy.messages import (
     encode,
     plain,
 )
+from scaffpd.deploy.refusals import TABLE_BUSY
 from scaffpd.deploy.transcript import FIRST
 from scaffpd.errors import InputError
 from scaffpd.federation import Traffic

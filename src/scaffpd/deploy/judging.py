@@ -15,7 +15,7 @@ from scaffpd.pipeline.prepared import Prepared
 from scaffpd.pipeline.run import Record
 from scaffpd.pipeline.sites import SitesHere, Splits
 from scaffpd.privacy import Private
-from scaffpd.settings.federation import FederationTerms
+from scaffpd.settings.terms import FederationTerms
 from scaffpd.study.gains import AVERAGE, FAIR, PERSONAL, Joining
 from scaffpd.study.joining import JoiningSplit
 

@@ -28,6 +28,7 @@ from filelock import FileLock, Timeout
 from scaffpd.deploy.deployed_run import GLANCE
 from scaffpd.deploy.linked import LINK, LinkedLines, link_of
 from scaffpd.deploy.messages import Json
+from scaffpd.deploy.refusals import TABLE_BUSY, refusal
 from scaffpd.deploy.transcript import OBJECTIVE
 from scaffpd.errors import InputError
 from scaffpd.files import LOCK_NAME, load_or_create, write_file
@@ -36,7 +37,6 @@ from scaffpd.secure.keys import derived
 
 log = logging.getLogger("scaffpd.silo")
 DELTA = 1e-5  # of a silo's own budget
-TABLE_BUSY = "table-busy"
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,7 @@ class TableLedger:
             self.folder.mkdir(mode=0o700, exist_ok=True)
             self._lock.acquire()
         except Timeout:
-            raise InputError(
-                "table-busy", "Another run uses this silo's rows; one at a time does."
-            ) from None
+            raise refusal(TABLE_BUSY) from None
         except OSError as error:
             raise InputError(
                 "ledger-not-writable",
@@ -123,12 +121,7 @@ class TableLedger:
         self.link = self._entries[-1][LINK] if self._entries else self._lines.first
         if not noted <= {"", self._lines.first, *(line[LINK] for line in self._entries)}:
             log.error("The ledger %s has gone back in time.", self.folder)
-            raise InputError(
-                "ledger-went-back",
-                "The ledger of this silo's table lacks what the silo has noted of it: its operator "
-                "has to bring back the newest copy, or, if table or ledger were moved, name its "
-                "folder in data.ledger.",
-            )
+            raise refusal("ledger-went-back")
 
     def _chain(self) -> list[Json]:
         try:
@@ -144,11 +137,7 @@ class TableLedger:
 
     def _changed(self) -> InputError:
         log.error("The ledger %s was changed by somebody else.", self.folder)
-        return InputError(
-            "ledger-changed",
-            "The ledger of this silo's table was changed, replaced or removed: its operator has to "
-            "bring back the newest copy.",
-        )
+        return refusal("ledger-changed")
 
     def _state(self) -> tuple[int, ...]:
         """Return what shows in no time that ledger and lock are others; the last one is a time."""

@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 import scaffpd
+from scaffpd.deploy.refusals import refusal
 from scaffpd.errors import InputError
 
 PROTOCOL = 4  # all members need the same
@@ -76,19 +77,16 @@ def decode(data: bytes, most: int = LARGEST_MESSAGE, header: int = LONGEST_HEADE
     if not isinstance(data, bytes | bytearray | memoryview):
         raise malformed
     if len(data) > most:
-        raise WireError(
-            "message-too-long",
-            f"A message of {len(data)} bytes is longer than the {most} that are allowed.",
-        )
+        raise refusal("message-too-long", WireError)
     if LONGEST_LIST < int.from_bytes(bytes(data[:8]), "little") <= len(data):
-        raise WireError("too-many-arrays", "The message has too many arrays.")
+        raise refusal("too-many-arrays", WireError)
     try:
         arrays = load(bytes(data))
         letters = arrays.pop(HEADER)
         text = letters.tobytes()
         marks = sum(map(text.count, (b",", b"[", b"{")))
         if len(text) > header or marks > max(ELEMENTS, len(data) // BYTES_EACH):
-            raise WireError("too-many-values", "The message has too many values.")
+            raise refusal("too-many-values", WireError)
         about = json.loads(
             text, object_pairs_hook=_once, parse_constant=_finite, parse_float=_finite
         )

@@ -34,8 +34,8 @@ from scaffpd.pipeline.columns import Ready
 from scaffpd.pipeline.models import Contest, Contests, Trained
 from scaffpd.pipeline.run import Nobody, Record, Settings, run, start_of
 from scaffpd.pipeline.sites import Encoding, NamedModel
-from scaffpd.settings.federation import FederationTerms
 from scaffpd.settings.model_file import Setup, finite
+from scaffpd.settings.terms import FederationTerms
 from scaffpd.training.history import Checkpoint
 from scaffpd.training.loop import RoundInfo, StartPoint
 

@@ -18,7 +18,8 @@ from scaffpd.numbers import capital
 from scaffpd.objectives.base import LARGEST
 from scaffpd.report.record import ClientScore, ModelRecord, Overall, PrivacyRecord, RunRecord
 from scaffpd.report.recording import joining_record, round_records
-from scaffpd.settings.federation import FederationFile, FederationTerms
+from scaffpd.settings.federation import FederationFile
+from scaffpd.settings.terms import FederationTerms
 from scaffpd.study.gains import Joining
 from scaffpd.tasks.base import LOSS
 from scaffpd.training.history import History

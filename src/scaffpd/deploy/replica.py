@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.deploy.messages import Array, Json, JsonMapping
+from scaffpd.deploy.refusals import refusal
 from scaffpd.deploy.transcript import END, NEAR, Point, Session
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants, Federation, PrivacyAccount, Vector
@@ -405,11 +406,7 @@ class ReplicaSums:
         count, ours = known.count(at, name.tobytes() + own, bool(own) and kind == "vectors")
         check_weightings(count, len(weights), self.colluding)
         if ours > 1:
-            raise InputError(
-                "points-too-near",
-                "Weights that silos keep would be summed twice at points that count as one: agree "
-                "on a larger training.tol, or a smaller distance.",
-            )
+            raise refusal("points-too-near")
 
     def _check_share(self, weights: Vector) -> None:
         """Refuse a sum in which one silo has more than its share, as weights by rows may give."""

@@ -26,7 +26,7 @@ from scaffpd.privacy.counts import CountNoise
 from scaffpd.privacy.private import public_smoothness
 from scaffpd.secure.aggregation import colluding_of
 from scaffpd.secure.ring import BYTES, Places
-from scaffpd.settings.federation import FederationTerms
+from scaffpd.settings.terms import FederationTerms
 
 
 def sent(d: int, method: Algorithm) -> int:

@@ -32,9 +32,9 @@ from scaffpd.data.tabular.read import names_in, read_columns, rows_with
 from scaffpd.data.tabular.survival import survived
 from scaffpd.errors import InputError
 from scaffpd.models.losses import LOSSES
-from scaffpd.settings.federation import FederationTerms
 from scaffpd.settings.methods import load
 from scaffpd.settings.silo import SiloData, SiloFile
+from scaffpd.settings.terms import FederationTerms
 from scaffpd.tasks import timed
 from scaffpd.tasks.base import Target, Task
 from scaffpd.training.cohort import Pair
