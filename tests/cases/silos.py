@@ -16,7 +16,7 @@ from scaffpd.deploy.agreement import Agreement
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.dataset import Dataset
 from scaffpd.deploy.deployed_run import DeployedRun
-from scaffpd.deploy.hospitals import write_hospitals
+from scaffpd.deploy.local import write_hospitals
 from scaffpd.deploy.messages import Failure, InProcess
 from scaffpd.deploy.records import GRANTED
 from scaffpd.deploy.silo import Silo

@@ -383,7 +383,7 @@ def leaves(terms: FederationTerms) -> list[str]:
     for when, parts in found:
         for one_by_one, who in (
             (False, f"Summed over all silos{noisy}"),
-            (True, "Shown to all, silo by silo"),
+            (True, EACH),
         ):
             words = dict.fromkeys(one.words for one in parts if one.each == one_by_one)
             lines += [f"{who}, {when}: {'; '.join(words)}."] if words else []

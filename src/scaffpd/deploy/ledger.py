@@ -26,8 +26,8 @@ from typing import Self
 from filelock import FileLock, Timeout
 
 from scaffpd.deploy.deployed_run import GLANCE
-from scaffpd.deploy.linked import LINK, LinkedLines, link_of
 from scaffpd.deploy.messages import Json
+from scaffpd.deploy.records import LINK, LinkedLines, link_of
 from scaffpd.deploy.refusals import TABLE_BUSY, refusal
 from scaffpd.deploy.transcript import OBJECTIVE
 from scaffpd.errors import InputError

@@ -298,6 +298,7 @@ Setting = Annotated[
 ]
 Times = Annotated[int, Field(ge=1, le=10**6), Needs("a whole number from 1 to 1000000")]
 Rate = Annotated[float, Field(ge=1e-12, le=1e6), Needs("a number from 1e-12 to 1e6")]
+Amount = Annotated[float, Field(ge=0, le=1e6), Needs("a number from 0 to 1e6")]
 Power = Annotated[float, Field(ge=0, le=1000), Needs("a number from 0 to 1000")]
 Part = Annotated[float, Field(ge=1e-12, le=1), Needs("a number above 0, up to 1")]
 Portion = Annotated[float, Field(ge=0, le=1), Needs("a number from 0 to 1")]
@@ -314,7 +315,7 @@ class StepTable(SettingsTable):
     theta: Portion | None = None
     local_rate: Rate | None = None
     extrapolation: Portion | None = None
-    noise: Annotated[float, Field(ge=0, le=1e6), Needs("a number from 0 to 1e6")] | None = None
+    noise: Amount | None = None
     accuracy: key.Strength | None = None
 
 
@@ -353,7 +354,7 @@ class MethodTable(ExtensibleTable):
     adaptivity: Rate | None = None
     momentum: Portion | None = None
     second_momentum: Portion | None = None
-    mu: Annotated[float, Field(ge=0, le=1e6), Needs("a number from 0 to 1e6")] | None = None
+    mu: Amount | None = None
     q: Power | None = None
     tail: Part | None = None
     full_gradients: key.Switch | None = None

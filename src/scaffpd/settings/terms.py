@@ -41,9 +41,12 @@ from scaffpd.secure import SHARE
 from scaffpd.secure.aggregation import FEWEST, cap_of, colluding_of
 from scaffpd.settings.methods import (
     PACKAGE,
+    Amount,
     MethodTable,
     ObjectiveTable,
+    Portion,
     Rate,
+    Times,
     algorithm_of,
     changed,
     found_classes,
@@ -55,9 +58,7 @@ from scaffpd.tasks import solving, timed
 from scaffpd.tasks.base import Task
 
 MOST_LABELS = 1000  # a softmax has a coefficient of every column for each
-LARGEST_EPSILON = 20.0
 USUAL_TOL = 1e-6
-EPSILONS = f"a number from 1e-6 to {LARGEST_EPSILON:g}"
 LARGEST_SUMS = 2**18  # N d² up to which Hessians are summed: 2 MB to every silo
 NUMBERS = "number"  # the kind of a column without a range
 Title = Annotated[str, StringConstraints(min_length=1, max_length=LONGEST)]
@@ -119,8 +120,8 @@ class FederationTraining(SettingsTable):
     """[training]: the most rounds, the certified gap to stop at, and the seed."""
 
     # by default fewer with [privacy]
-    rounds: Annotated[int, Field(ge=1, le=10**6), Needs("a whole number from 1 to 1000000")] = 1000
-    tol: Annotated[float, Field(ge=0, le=1e6), Needs("a number from 0 to 1e6")] | None = None
+    rounds: Times = 1000
+    tol: Amount | None = None
     seed: key.Whole = 0
     # η of local steps, where a method's server needs to know how curved losses are
     rate: Rate | None = None
@@ -130,7 +131,7 @@ class DeployedPrivacy(PrivacyBudget):
     """[privacy] of a federation."""
 
     # a run with a larger ε would be another weighting of the same rows, that nobody counts
-    epsilon: Annotated[float, Field(ge=1e-6, le=LARGEST_EPSILON), Needs(EPSILONS)]
+    epsilon: Annotated[float, Field(ge=1e-6, le=20), Needs("a number from 1e-6 to 20")]
     # whether silos share the noise of gradients under their masks: then a silo's is smaller, and
     # protects as long as no more than `colluding` silos leave theirs out
     shared: key.Switch = False
@@ -174,7 +175,7 @@ class FederationTerms(SettingsTable):
     # claim; left out, what the usual limits.share of silos takes
     floor: Annotated[float, Field(ge=0, le=0.9), Needs("a number from 0 to 0.9")] | None = None
     # points nearer than this count as one; left out, the root of training.tol over 100,000
-    near: Annotated[float, Field(ge=0, le=1), Needs("a number from 0 to 1")] | None = None
+    near: Portion | None = None
     privacy: DeployedPrivacy | None = None
     _path: Path
     _method: Algorithm | None = None

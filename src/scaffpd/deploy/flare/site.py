@@ -21,7 +21,7 @@ from nvflare.private.defs import RequestHeader
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 from nvflare.private.fed.client.training_cmds import DeployProcessor
 
-from scaffpd.deploy.flare.workspace import SITE_CLASSES
+from scaffpd.deploy.flare.workspace import document
 
 FLARE = "nvflare.private.fed.app.client.client_train"
 REQUESTS = (
@@ -36,31 +36,8 @@ SIGNED = (".__nvfl_sig.json", ".__nvfl_submitter.crt")
 FILES = {CONFIG, "config/config_fed_server.json", *SIGNED, *(f"config/{name}" for name in SIGNED)}
 FOLDERS = {"config/"}
 LARGEST = 2**16  # bytes of a file
-SILO, EXECUTOR = SITE_CLASSES
 # What FLARE's recipe makes of our classes (`provision.write_job`).
-JOB = {
-    "format_version": 2,
-    "executors": [
-        {
-            "tasks": ["*"],
-            "executor": {
-                "path": EXECUTOR,
-                "args": {
-                    "client_obj_id": "_client",
-                    "collab_obj_ids": [],
-                    "props": {},
-                    "max_inbound_call_threads": 100,
-                    "max_outbound_call_threads": 100,
-                },
-            },
-        }
-    ],
-    "components": [{"id": "_client", "path": SILO, "args": {}}],
-    "task_data_filters": [],
-    "task_result_filters": [],
-    "task_check_interval": 0.5,
-    "get_task_timeout": 10.0,
-}
+JOB: object = json.loads(document("job"))
 
 
 class OnlyOurJob(DeployProcessor):  # type: ignore[misc]
