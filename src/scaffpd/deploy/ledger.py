@@ -41,19 +41,12 @@ DELTA = 1e-5  # of a silo's own budget
 
 @dataclass(frozen=True)
 class Entrant:
-    """Whose entries they are.
+    """Whose entries they are."""
 
-    Attributes:
-        run: hash of the agreement.
-        silo: fingerprint of the silo's key.
-        members: names the keys of the run's members.
-        rows: names the rows.
-    """
-
-    run: str
-    silo: str
-    members: str
-    rows: str
+    run: str  # hash of the agreement
+    silo: str  # fingerprint of the silo's key
+    members: str  # names the keys of the run's members
+    rows: str  # names the rows
 
 
 class TableLedger:

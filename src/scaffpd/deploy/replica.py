@@ -59,20 +59,12 @@ DIGITS = 12  # of weights: others are the same weighting
 
 @dataclass(frozen=True)
 class PublicFacts:
-    """What everybody knows of the silos' losses, from the agreement alone.
+    """What everybody knows of the silos' losses, from the agreement alone."""
 
-    Attributes:
-        rows: what silos count for, as agreed.
-        model: a linear model with its strengths; `None` for a network.
-        width: number of its features, the intercept among them.
-        smoothness: 1/η for the agreed rate η, or public with noise; else NaN.
-        noisy: whether answers have noise.
-    """
-
-    rows: NDArray[np.int64]
-    model: Linear | Personal | None = None
-    width: int = 0
-    smoothness: float = np.nan
+    rows: NDArray[np.int64]  # what silos count for, as agreed
+    model: Linear | Personal | None = None  # with its strengths; `None` for a network
+    width: int = 0  # number of its features, the intercept among them
+    smoothness: float = np.nan  # 1/η for the agreed rate η, or public with noise; else NaN
     noisy: bool = False
 
     @property
@@ -420,7 +412,7 @@ class ReplicaSums:
             )
 
     def error(self, length: int, weights: Vector) -> float:
-        return float(length**0.5 * self._last.error / (np.abs(weights).sum() or 1.0))
+        return self._last.relative(length, weights)
 
 
 def replica(

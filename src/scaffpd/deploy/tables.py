@@ -44,25 +44,15 @@ FARTHEST = 1e100  # beyond it a target is none: its square would be no number
 
 
 class Wanted(NamedTuple):
-    """What to read of a table; all of it where nothing is agreed yet.
+    """What to read of a table; all of it where nothing is agreed yet."""
 
-    Attributes:
-        columns: their names, in the agreement's order.
-        categories: those of them that hold categories.
-        task: what is predicted.
-        schema: the agreed columns; `None` before there is an agreement.
-        noisy: whether all that leaves has noise.
-        curved: whether numbers are cut by thresholds.
-        loss: of the model, if it is linear.
-    """
-
-    columns: tuple[str, ...] = ()
-    categories: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()  # in the agreement's order
+    categories: tuple[str, ...] = ()  # those of them that hold categories
     task: Task | None = None
     schema: Schema | None = None
-    noisy: bool = False
-    curved: bool = False
-    loss: str = ""
+    noisy: bool = False  # whether all that leaves has noise
+    curved: bool = False  # whether numbers are cut by thresholds
+    loss: str = ""  # of the model, if it is linear
 
     @classmethod
     def of(
@@ -85,23 +75,14 @@ ANYTHING = Wanted()
 
 
 class Found(NamedTuple):
-    """What was read.
+    """What was read."""
 
-    Attributes:
-        features: of rows with a target.
-        target: likewise.
-        goal: the target as it is read with nothing agreed.
-        there: of all rows of the table, which have a target.
-        subjects: of all rows, whom they are about.
-        extra: further columns of encoded targets.
-    """
-
-    features: FeatureTable
+    features: FeatureTable  # of rows with a target
     target: Target
-    goal: DataColumn
-    there: Mask
-    subjects: Names | None = None
-    extra: tuple[Matrix, ...] = ()
+    goal: DataColumn  # the target as it is read with nothing agreed
+    there: Mask  # of all rows of the table, which have a target
+    subjects: Names | None = None  # of all rows, whom they are about
+    extra: tuple[Matrix, ...] = ()  # further columns of encoded targets
 
 
 def column_by_column(file: SiloFile, wanted: Wanted) -> Found:

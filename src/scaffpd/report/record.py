@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeVar
@@ -26,6 +27,7 @@ from pydantic import (
     ValidationInfo,
 )
 
+import scaffpd
 from scaffpd.errors import InputError
 from scaffpd.files import write_file
 from scaffpd.numbers import plural
@@ -319,6 +321,11 @@ class RunRecord(RecordPart):
     environment: dict[str, JsonValue] = {}
     reading: TableReading | None = None
     fills: dict[str, dict[str, float | str]] = {}  # for missing values, by client and column
+
+    @classmethod
+    def now(cls, **parts: object) -> Self:
+        made = datetime.now(UTC).isoformat(timespec="seconds")
+        return cls.model_validate({"made": made, "version": scaffpd.__version__, **parts})
 
     @classmethod
     def read(cls, folder: Path) -> Self:

@@ -91,8 +91,7 @@ class RingSums:
         return torch.from_numpy(total.reshape(vectors.shape or asked.like.shape)).to(asked.like)
 
     def error(self, length: int, weights: Vector) -> float:
-        error = 0.0 if self._last is None else self._last.error
-        return float(length**0.5 * error / (np.abs(weights).sum() or 1.0))
+        return 0.0 if self._last is None else self._last.relative(length, weights)
 
 
 def _total(rows: NDArray[np.float64], places: Places) -> Vector:
