@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,9 +19,9 @@ from scaffpd.errors import InputError
 if TYPE_CHECKING:
     from scaffpd.cli.commands import Option
     from scaffpd.cli.settings import Tables
+    from scaffpd.report.folder import Kind
     from scaffpd.settings.run import RunConfig
 
-Kind = Literal["train", "path"]
 # names that options take, without PyTorch, so that shells complete them quickly
 ALGORITHM_NAMES = (
     "Fair",

@@ -22,11 +22,11 @@ from pathlib import Path
 from scaffpd import __version__
 from scaffpd.data.tabular.agree import width
 from scaffpd.deploy.announcing import phases
-from scaffpd.deploy.messages import PROTOCOL, Json
+from scaffpd.deploy.messages import PROTOCOL
 from scaffpd.deploy.refusals import AWAITED, refusal
 from scaffpd.deploy.transcript import NEAR, close_values
 from scaffpd.errors import InputError
-from scaffpd.fields import plain_name, validated
+from scaffpd.fields import Json, plain_name, validated
 from scaffpd.models import Linear
 from scaffpd.objectives.floored import Floored, largest_share
 from scaffpd.privacy import Private

@@ -10,7 +10,8 @@ import numpy as np
 from scaffpd.data.tabular.columns import CATEGORY, leaking_columns
 from scaffpd.deploy.dataset import Dataset
 from scaffpd.deploy.flare.serving import expiry_warning
-from scaffpd.deploy.messages import Array, Json
+from scaffpd.deploy.messages import Array
+from scaffpd.fields import Json
 from scaffpd.numbers import brief
 from scaffpd.secure.keys import Identity
 from scaffpd.settings.silo import SiloFile

@@ -20,14 +20,16 @@ from scaffpd import __version__
 from scaffpd.deploy.agreement import Agreement
 from scaffpd.deploy.board import Board, Mailbox, SiloTrouble
 from scaffpd.deploy.deployed_run import FAILED, OUTCOME, PAUSED, DeployedRun, Outcome, read_json
-from scaffpd.deploy.messages import REFUSED, Json, Message, Transport, encode
+from scaffpd.deploy.messages import REFUSED, Message, Transport, encode
 from scaffpd.deploy.program import Finished, RunStates, take_part
 from scaffpd.deploy.recording import outcome_of, record_of
 from scaffpd.deploy.silo import CARD
 from scaffpd.deploy.transcript import Session
 from scaffpd.errors import InputError
 from scaffpd.federation import Vector
+from scaffpd.fields import Json
 from scaffpd.files import clear_drafts, write_file
+from scaffpd.report.folder import MAIN
 from scaffpd.report.record import EventRecord
 from scaffpd.secure.keys import Card
 from scaffpd.settings.federation import FederationFile
@@ -185,7 +187,7 @@ class Coordination:
     def _finish(self, done: Finished) -> Outcome:
         result = done.model.result
         outcome = outcome_of(self.file, done)
-        write_file(self.folder.path / "model.safetensors", model_bytes(result.x, done.setup))
+        write_file(self.folder.path / MAIN, model_bytes(result.x, done.setup))
         record_of(self.file, self.folder, outcome, done).write(self.folder.path)
         return outcome
 

@@ -16,8 +16,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from scaffpd.deploy.messages import Json, JsonMapping
+from scaffpd.deploy.messages import JsonMapping
 from scaffpd.errors import InputError
+from scaffpd.fields import Json
 from scaffpd.files import JsonLines, lock_folder, make_folder, write_file
 from scaffpd.report.record import EventRecord
 

@@ -26,11 +26,11 @@ from typing import Self
 from filelock import FileLock, Timeout
 
 from scaffpd.deploy.deployed_run import GLANCE
-from scaffpd.deploy.messages import Json
 from scaffpd.deploy.records import LINK, LinkedLines, link_of
 from scaffpd.deploy.refusals import TABLE_BUSY, refusal
 from scaffpd.deploy.transcript import OBJECTIVE
 from scaffpd.errors import InputError
+from scaffpd.fields import Json
 from scaffpd.files import LOCK_NAME, load_or_create, write_file
 from scaffpd.privacy.accountant import Account, ReleaseEntry
 from scaffpd.secure.keys import derived
@@ -86,7 +86,7 @@ class TableLedger:
                 "folder in data.ledger.",
             ) from None
         try:
-            self._read({noted(), self._last_written()})
+            self._read(noted())
         except BaseException:
             self.leave()
             raise
@@ -101,10 +101,8 @@ class TableLedger:
     def __exit__(self, *_: object) -> None:
         self.leave()
 
-    def _last_written(self) -> str:
-        return self._noted.read_text() if self._noted and self._noted.exists() else ""
-
-    def _read(self, noted: set[str]) -> None:
+    def _read(self, noted: str) -> None:
+        written = self._noted.read_text() if self._noted and self._noted.exists() else ""
         self.secret = load_or_create(self.folder / "secret.key")
         self._file.touch(0o600)
         self._seen = self._state()
@@ -112,7 +110,7 @@ class TableLedger:
         self._lines = LinkedLines(self._file, derived(self.secret, b"ledger").hex())
         self._entries = self._chain()
         self.link = self._entries[-1][LINK] if self._entries else self._lines.first
-        if not noted <= {"", self._lines.first, *(line[LINK] for line in self._entries)}:
+        if not {noted, written} <= {"", self._lines.first, *(line[LINK] for line in self._entries)}:
             log.error("The ledger %s has gone back in time.", self.folder)
             raise refusal("ledger-went-back")
 

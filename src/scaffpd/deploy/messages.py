@@ -24,6 +24,7 @@ from safetensors.numpy import load, save
 import scaffpd
 from scaffpd.deploy.refusals import refusal
 from scaffpd.errors import InputError
+from scaffpd.fields import Json
 
 PROTOCOL = 4  # all members need the same
 VERSION = scaffpd.__version__
@@ -39,7 +40,6 @@ BYTES_EACH = 20
 NUMBERS = ("float32", "float64", "int64", "uint8")
 
 Array = NDArray[Any]
-Json = dict[str, Any]  # an object of JSON: values of a message or of a file
 JsonMapping = Mapping[str, Any]
 
 

@@ -21,12 +21,12 @@ from scaffpd.deploy.agreement import Agreement
 from scaffpd.deploy.announcing import Spendings, announced
 from scaffpd.deploy.deployed_run import read_json
 from scaffpd.deploy.judging import named
-from scaffpd.deploy.messages import Json
 from scaffpd.deploy.rows import SiloRows
 from scaffpd.deploy.sites import SiloSites
 from scaffpd.deploy.transcript import STATE, Session, Tampered
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation
+from scaffpd.fields import Json
 from scaffpd.files import write_file
 from scaffpd.models import Linear, Personal
 from scaffpd.models.personal import base_of

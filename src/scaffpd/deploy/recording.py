@@ -12,8 +12,8 @@ from scaffpd.algorithms import MinimaxSums
 from scaffpd.deploy.deployed_run import DeployedRun, Outcome
 from scaffpd.deploy.flare.serving import expiry_warning
 from scaffpd.deploy.judging import named
-from scaffpd.deploy.messages import Json
 from scaffpd.deploy.program import Finished
+from scaffpd.fields import Json
 from scaffpd.numbers import capital
 from scaffpd.objectives.base import LARGEST
 from scaffpd.report.record import ClientScore, ModelRecord, Overall, PrivacyRecord, RunRecord

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from scaffpd.deploy.messages import EPOCH, Json, JsonMapping
+from scaffpd.deploy.messages import EPOCH, JsonMapping
 from scaffpd.errors import InputError
+from scaffpd.fields import Json
 from scaffpd.files import JsonLines
 
 LINK = "link"
@@ -154,14 +155,6 @@ class SiloRecords:
                 found.left[digest] = met or found.left.get(digest, False)
             found.ledger = line.get("ledger") or found.ledger
         return found
-
-    def granted(self, digest: str) -> bool | None:
-        """Return the last decision about an agreement; `None` without one."""
-        return self.known().granted.get(digest)
-
-    def ledger(self) -> str:
-        """Return the last link of the table's ledger that was noted; empty before the first."""
-        return self.known().ledger
 
     def ask(self, digest: str, document: JsonMapping) -> None:
         """Note an agreement that a person has to decide about, once; refuse one too many."""

@@ -24,7 +24,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.deploy.messages import Array, Json, JsonMapping
+from scaffpd.deploy.messages import Array, JsonMapping
 from scaffpd.deploy.refusals import refusal
 from scaffpd.deploy.transcript import END, NEAR, Point, Session
 from scaffpd.errors import InputError
@@ -43,6 +43,7 @@ from scaffpd.federation.questions import (
     Stored,
     Vectors,
 )
+from scaffpd.fields import Json
 from scaffpd.models import Linear, Personal
 from scaffpd.models.personal import base_of
 from scaffpd.models.point import Ridge

@@ -35,7 +35,7 @@ from scaffpd.deploy.rows import SiloRows
 from scaffpd.deploy.transcript import Session, Tampered
 from scaffpd.errors import InputError
 from scaffpd.files import write_file
-from scaffpd.report.folder import write_files
+from scaffpd.report.folder import MAIN, write_files
 from scaffpd.report.recording import exports
 from scaffpd.secure.keys import Identity
 from scaffpd.secure.ring import ClippedSum
@@ -49,7 +49,6 @@ READY = "ready"
 PATIENCE = 20.0  # seconds after which a silo that computes says so
 DESERTED = 3600.0  # seconds without a post of others, after which the rows are free for other runs
 HEADER = LONGEST + 2**12  # bytes of a question's values: an agreement, and states of a run
-MODEL = "model.safetensors"
 
 
 class Silo:
@@ -124,7 +123,7 @@ class Silo:
             self.close()
         ledger = TableLedger(self.file.ledger, self.file.noted)
         try:
-            ledger.take(self.records.ledger)
+            ledger.take(lambda: self.records.known().ledger)
         except InputError as error:
             raise _public(error) from None
         try:
@@ -198,7 +197,7 @@ class Silo:
             if terms.privacy is None:  # with noise, a repeat is another release
                 session.journal = rows.journal()
             done = take_part(session, agreement, terms, RunStates(rows.folder), states, rows)
-            write_file(rows.folder / MODEL, model_bytes(done.model.result.x, done.setup))
+            write_file(rows.folder / MAIN, model_bytes(done.model.result.x, done.setup))
             _recorded(rows, terms, done)
         except Abandoned:
             raise

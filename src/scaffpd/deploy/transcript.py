@@ -30,10 +30,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from scaffpd.deploy.messages import EPOCH, Array, Json, JsonMapping, Message, decode, encode
+from scaffpd.deploy.messages import EPOCH, Array, JsonMapping, Message, decode, encode
 from scaffpd.errors import InputError
 from scaffpd.federation import Traffic, Vector
 from scaffpd.federation.border import Part, Shown
+from scaffpd.fields import Json
 from scaffpd.files import JsonLines
 from scaffpd.secure.keys import SIGNATURE, Card, Identity, Masks
 from scaffpd.secure.ring import Places, add, narrow, wide

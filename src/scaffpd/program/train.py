@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from scaffpd.privacy import Private
 from scaffpd.privacy.counts import spent_on_counts
 from scaffpd.program import path
 from scaffpd.program.prepare import Source
-from scaffpd.report.folder import SECRET, RunFolder, reading, title
+from scaffpd.report.folder import SECRET, Kind, RunFolder, reading, title
 from scaffpd.report.recording import record
 from scaffpd.settings.run import RunConfig
 from scaffpd.settings.tables import AUTO
@@ -223,9 +223,7 @@ class Screen(Watcher, Protocol):
         """Say something that stays."""
 
 
-def one_run(
-    kind: Literal["train", "path"], config: RunConfig, place: Path, fresh: bool, screen: Screen
-) -> Record:
+def one_run(kind: Kind, config: RunConfig, place: Path, fresh: bool, screen: Screen) -> Record:
     """Read, train, judge on held-out rows, and write all of it."""
     if kind == "path":
         path.walkable(config)

@@ -27,8 +27,8 @@ from scaffpd.deploy.flare.kit import NAME, SITE_PARTS, STARTUP
 from scaffpd.deploy.flare.server import Coordinator
 from scaffpd.deploy.flare.serving import KIT
 from scaffpd.deploy.flare.workspace import document as packaged
-from scaffpd.deploy.messages import Json
 from scaffpd.errors import InputError
+from scaffpd.fields import Json
 
 SERVER_CLASSES = (
     "scaffpd.deploy.flare.server.Coordinator",
