@@ -178,7 +178,6 @@ def show_help(context: click.Context, /) -> None:
 
 
 def write_section(formatter: click.HelpFormatter, title: str, rows: Sequence[Row]) -> None:
-    """Write a heading and what is below it, in two columns."""
     if rows:
         formatter.write(f"\n{click.style(title, bold=True)}\n")
         with formatter.indentation():
@@ -201,7 +200,6 @@ def coloured() -> bool | None:
 
 
 def command(more: More | None = None) -> Callable[[Callable[..., None]], Command]:
-    """Make a function a command, by its name and its docstring."""
     return click.command(cls=Command, more=more)
 
 

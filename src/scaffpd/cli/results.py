@@ -39,7 +39,6 @@ FORMATS = ("html", "png", "svg")
 
 
 def end(folder: Path, report: bool, quiet: bool, as_json: bool) -> None:
-    """Write the page of a run, and show the result."""
     from scaffpd.report.page import available, write
     from scaffpd.report.page.verdict import answers, cautions, verdict
     from scaffpd.report.record import RunRecord

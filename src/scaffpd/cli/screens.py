@@ -44,7 +44,6 @@ def section(console: Console, title: str | None, *lines: str) -> None:
 
 
 def facts(console: Console, lines: Mapping[str, str | Text]) -> None:
-    """Print names, and what there is to say about each."""
     _grid(console, list(lines.items()), gap=2)
 
 

@@ -193,5 +193,4 @@ class Coordination:
 
 
 def _known(numbers: Vector) -> list[float | None]:
-    """Return numbers for JSON, `None` where nobody knows them."""
     return [None if math.isnan(number) else float(number) for number in numbers]

@@ -32,7 +32,6 @@ T = TypeVar("T")
 
 
 def read_json(file: Path, default: T) -> T:
-    """Read a JSON file that this process, or one before, has written."""
     try:
         found: T = json.loads(file.read_text(encoding="utf-8"))
         return found

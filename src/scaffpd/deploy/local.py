@@ -80,7 +80,6 @@ def agree_for_all(file: FederationFile, places: Mapping[str, Path]) -> None:
 
 
 def provision(file: FederationFile, address: tuple[str, int], renew: bool = False) -> None:
-    """Make keys and startup kits for a federation whose silos see its server at an address."""
     check_installed()
     colluding_of(len(file.silos), file.colluding)  # before anybody gets a kit that is of no use
     from scaffpd.deploy.flare.provision import FlareProject, write_parts
@@ -105,7 +104,6 @@ def running_silos(places: Mapping[str, Path]) -> Iterator[None]:
 def run_here(
     file: FederationFile, watch: Watch, say: Callable[[str], object], seconds: float
 ) -> Outcome:
-    """Provision a federation on this machine, start its silos, and carry its run to the end."""
     places = silo_files(file)
     agree_for_all(file, places)
     provision(file, (HOST, free_port()), renew=True)

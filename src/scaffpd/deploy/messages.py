@@ -122,7 +122,6 @@ def _once(pairs: list[tuple[str, object]]) -> Json:
 
 
 def _finite(digits: str) -> float:
-    """Read a number; refuse NaN and what is too large for one."""
     number = float(digits)
     if not math.isfinite(number):
         raise ValueError

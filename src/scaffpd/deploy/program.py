@@ -67,12 +67,10 @@ class RunStates:
         self._noted: tuple[int, int] | None = None
 
     def known(self) -> list[list[object]]:
-        """Return rounds and transcripts, the latest last."""
         states: list[list[object]] = read_json(self._file, [])
         return states
 
     def note(self, rounds: int, digest: bytes) -> None:
-        """Keep the checkpoint of a round that has ended."""
         if not self.checkpoint.exists() or self._written() == self._noted:
             return  # the round has left nothing to go on from: its losses are not finite
         self._noted = self._written()
@@ -211,7 +209,6 @@ def _setup(terms: FederationTerms, agreement: Agreement, found: Record) -> Setup
 
 
 def _spent(session: Session, federation: Federation) -> dict[str, float]:
-    """Exchange ε so far, which depends on the questions and not on the rows."""
     private = federation.privacy
     own = np.array([0.0 if private is None else private.worst])
     return dict(zip(session.names, session.clear(Spendings.shows, own)[:, 0].tolist(), strict=True))

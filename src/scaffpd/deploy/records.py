@@ -46,7 +46,6 @@ class LinkedLines:
         return self._lines.lock()
 
     def append(self, line: JsonMapping) -> str:
-        """Append a line, flush it to disk, and return its link."""
         link = link_of(self.last(), line)
         self._lines.append({**line, LINK: link})
         return link

@@ -172,7 +172,6 @@ class AskedQuestion:
         }
 
     def vectors(self, part: str, shape: tuple[int, ...]) -> OwnVectors:
-        """Return a handle on a vector of every silo, which only sums show."""
         like = self.channel.start()
 
         def each() -> Tensor:

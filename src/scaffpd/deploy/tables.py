@@ -65,7 +65,6 @@ class Wanted(NamedTuple):
 
     @classmethod
     def agreed(cls, terms: FederationTerms) -> Wanted:
-        """Read what an agreement names, as it may have a part in its sums."""
         loss = str(terms.linear().get("loss", ""))
         noisy = terms.privacy is not None
         return cls.of(terms.encoding(), terms.task, noisy, terms.curved, loss)
@@ -86,7 +85,6 @@ class Found(NamedTuple):
 
 
 def column_by_column(file: SiloFile, wanted: Wanted) -> Found:
-    """Read a table whose columns are of one kind each."""
     source = file.data
     owner = f"Silo {file.name!r}"
     if source.entry is not None:

@@ -100,7 +100,6 @@ class RunFolder:
 
     @contextmanager
     def opened(self, kind: Kind, config: RunConfig, fresh: bool) -> Iterator[None]:
-        """Make the folder, lock it, and write the settings."""
         self.check(kind, config, fresh)
         make_folder(self.path)
         make_folder(self.path / "checkpoint")
@@ -165,7 +164,6 @@ class RunFolder:
 
 
 def write_files(folder: Path, files: Mapping[str, str | bytes]) -> None:
-    """Write files by name, each all of it or nothing."""
     for name, text in files.items():
         write_file(folder / name, text)
 
@@ -228,7 +226,6 @@ def title(config: RunConfig, prepared: Prepared) -> str:
 
 
 def reading(config: RunConfig) -> TableReading | None:
-    """Return how the run reads its table; `None` where it has none."""
     table = config.table
     if table is None:
         return None

@@ -99,7 +99,6 @@ class Identity:
         return self._signs.sign(message)
 
     def shared(self, card: Card) -> bytes:
-        """Return the secret that this silo and another always share."""
         return self._masks.exchange(X25519PublicKey.from_public_bytes(card.masks))
 
 

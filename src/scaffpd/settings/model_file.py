@@ -57,7 +57,6 @@ class Setup:
         return solving(str(self.model.get("loss")), bool(self.schema["labels"]))
 
     def values(self) -> Json:
-        """Return its JSON values, with exact floats."""
         scale = {name: getattr(self, name).tolist() for name in ("mean", "deviation")}
         values = {"model": self.model, "schema": self.schema, **scale}
         return values | ({"privacy": self.privacy} if self.privacy else {})
@@ -149,7 +148,6 @@ def _check_parameters(x: Array, setup: Setup) -> None:
 
 
 def read_owners(path: Path) -> list[str]:
-    """Read the clients' names from a personal.safetensors; empty if it holds one model."""
     try:
         with safe_open(path, framework="np") as file:
             return [str(name) for name in json.loads(file.metadata().get("clients", "[]"))]

@@ -131,7 +131,6 @@ class RunConfig(SettingsTable):
 
     @property
     def table(self) -> TableSettings | None:
-        """The table to read; `None` for other kinds of data."""
         return self.data if isinstance(self.data, TableSettings) else None
 
     @property
@@ -162,7 +161,6 @@ class RunConfig(SettingsTable):
         return made
 
     def with_tol(self, tol: float) -> RunConfig:
-        """Return the same run with another certified gap to stop at."""
         return self.model_copy(update={"training": self.training.model_copy(update={"tol": tol})})
 
     def toml(self, folder: Path, heading: str = "") -> str:

@@ -181,7 +181,6 @@ class FederationTerms(SettingsTable):
     _method: Algorithm | None = None
 
     def model_post_init(self, context: Path) -> None:
-        """Make the method, unless it takes code that is not the package's own."""
         self._path = context
         if not self.own:
             self._make({})

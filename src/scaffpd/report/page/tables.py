@@ -91,7 +91,6 @@ class ScoreTable(NamedTuple):
 
 
 def served(run: RunRecord, row: JoiningRow) -> float:
-    """Return how a model serves a client, in the unit that `Task.serving` names."""
     return run.task.served(row.test_loss, row.test_score)
 
 
