@@ -29,8 +29,7 @@ import scaffpd as sp
 from scaffpd.algorithms.base import OWN_SUMS
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.flare.serving import KIT
-from scaffpd.deploy.hospitals import write_hospitals
-from scaffpd.deploy.local import HOST, agree_for_all, provision, run, running_silos
+from scaffpd.deploy.local import HOST, agree_for_all, provision, run, running_silos, write_hospitals
 from scaffpd.deploy.messages import InProcess
 from scaffpd.deploy.processes import MARK, free_port
 from scaffpd.deploy.silo import Silo

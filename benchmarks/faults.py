@@ -34,8 +34,7 @@ import psutil
 
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.deployed_run import DeployedRun
-from scaffpd.deploy.hospitals import write_hospitals
-from scaffpd.deploy.local import agree_for_all
+from scaffpd.deploy.local import agree_for_all, write_hospitals
 from scaffpd.deploy.messages import InProcess
 from scaffpd.deploy.processes import Processes, free_port
 from scaffpd.deploy.silo import Silo

@@ -37,8 +37,7 @@ from typing import Any
 import numpy as np
 
 from scaffpd.deploy.coordinate import coordinate
-from scaffpd.deploy.hospitals import write_hospitals
-from scaffpd.deploy.local import agree_for_all
+from scaffpd.deploy.local import agree_for_all, write_hospitals
 from scaffpd.deploy.messages import InProcess
 from scaffpd.deploy.silo import Silo
 from scaffpd.deploy.transcript import Session

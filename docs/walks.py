@@ -128,8 +128,7 @@ def a_round_on_a_cohort() -> Walk:
 def an_exchange_of_silos() -> Walk:
     """Make a masked sum in a deployed run, as one of its silos does."""
     from scaffpd.deploy.coordinate import coordinate
-    from scaffpd.deploy.hospitals import write_hospitals
-    from scaffpd.deploy.local import agree_for_all
+    from scaffpd.deploy.local import agree_for_all, write_hospitals
     from scaffpd.deploy.messages import InProcess
     from scaffpd.deploy.silo import Silo
     from scaffpd.deploy.transcript import Session

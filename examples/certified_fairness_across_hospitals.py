@@ -24,8 +24,7 @@ import numpy as np
 
 from scaffpd.cli import run as scaffpd
 from scaffpd.deploy.coordinate import coordinate
-from scaffpd.deploy.hospitals import write_hospitals
-from scaffpd.deploy.local import agree_for_all
+from scaffpd.deploy.local import agree_for_all, write_hospitals
 from scaffpd.deploy.messages import Failure, InProcess
 from scaffpd.deploy.silo import Silo
 from scaffpd.report.record import RunRecord

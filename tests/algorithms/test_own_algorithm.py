@@ -12,8 +12,7 @@ from experiments.central import GradientDescentAscent
 from scaffpd.cli import app
 from scaffpd.deploy.agreement import Agreement
 from scaffpd.deploy.coordinate import coordinate
-from scaffpd.deploy.hospitals import write_hospitals
-from scaffpd.deploy.local import agree_for_all
+from scaffpd.deploy.local import agree_for_all, write_hospitals
 from scaffpd.deploy.messages import InProcess
 from scaffpd.deploy.silo import Silo
 from scaffpd.settings.federation import FederationFile

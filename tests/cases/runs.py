@@ -6,7 +6,7 @@ import numpy as np
 
 import scaffpd as sp
 from scaffpd.program.prepare import Source
-from scaffpd.program.running import one_run
+from scaffpd.program.train import one_run
 from scaffpd.settings.run import RunConfig
 
 

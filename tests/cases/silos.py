@@ -16,7 +16,7 @@ from scaffpd.deploy.agreement import Agreement
 from scaffpd.deploy.coordinate import coordinate
 from scaffpd.deploy.dataset import Dataset
 from scaffpd.deploy.deployed_run import DeployedRun
-from scaffpd.deploy.hospitals import write_hospitals
+from scaffpd.deploy.local import write_hospitals
 from scaffpd.deploy.messages import Failure, InProcess
 from scaffpd.deploy.records import GRANTED
 from scaffpd.deploy.silo import Silo
@@ -219,7 +219,8 @@ def rows(path, places):
 def cohort(path, places):
     encoded, model = rows(path, places)
     train = {name: own.train for name, own in encoded.items()}
-    return sp.Cohort(train, model, test={name: own.test for name, own in encoded.items()})
+    test = {name: own.test for name, own in encoded.items() if own.test is not None}
+    return sp.Cohort(train, model, test=test or None)
 
 
 def in_one_process(path, places):

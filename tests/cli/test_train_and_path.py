@@ -128,11 +128,11 @@ def test_options_take_the_place_of_the_settings(here, capsys):
 
 
 PHASES = {  # where Ctrl-C comes, and whether something was trained before
-    "scaffpd.program.running.Source": False,
-    "scaffpd.program.running.settled": False,
+    "scaffpd.program.train.Source": False,
+    "scaffpd.program.train.settled": False,
     "scaffpd.cli.screens.RoundsScreen.show": True,
     "scaffpd.program.train.joining": True,
-    "scaffpd.program.running.held_out_scores": True,
+    "scaffpd.program.train.held_out_scores": True,
     "scaffpd.report.folder.RunFolder.write": True,
 }
 

@@ -12,7 +12,7 @@ from cases.silos import QUICK, federation, run
 from scaffpd.cli import run as cli
 from scaffpd.cli.deploy import _follow
 from scaffpd.deploy.deployed_run import PROGRESS, DeployedRun, Outcome
-from scaffpd.deploy.hospitals import write_hospitals
+from scaffpd.deploy.local import write_hospitals
 from scaffpd.errors import InputError
 from scaffpd.files import DRAFT, JsonLines, clear_drafts
 from scaffpd.settings.federation import FederationFile

@@ -16,7 +16,6 @@ from cases.refusals import refuses
 from scaffpd.deploy.flare.kit import LARGEST, SiteKit
 from scaffpd.deploy.flare.serving import checked_kit, served, trouble
 from scaffpd.deploy.flare.workspace import (
-    RESOURCES,
     SITE_CLASSES,
     private_folder,
     write_workspace,
@@ -54,7 +53,7 @@ def test_a_site_takes_four_things_and_writes_the_rest_itself(tmp_path):
     assert resources["class_allow_list"] == list(SITE_CLASSES)
     assert resources["class_list_enforcement_mode"] == "enforce"
     assert resources["allow_log_streaming"] is False
-    assert len(resources["components"]) == len(RESOURCES["components"]) == 3
+    assert len(resources["components"]) == 3
 
 
 def test_links_that_come_with_a_silos_folder_are_not_followed(tmp_path):

@@ -25,6 +25,7 @@ from forked import forked
 from scaffpd.deploy.flare import site
 from scaffpd.deploy.flare.provision import write_job
 from scaffpd.deploy.flare.serving import log_file
+from scaffpd.deploy.flare.workspace import SITE_CLASSES
 from scaffpd.deploy.processes import Processes, free_port
 
 CONFIG = "config/config_fed_client.json"
@@ -66,7 +67,7 @@ FOREIGN = {
         lambda job: job["components"][0].update(args={"class_attributes": {"lock": SHELL}})
     ),
     "one more component": changed(lambda job: job["components"].append({"id": "x", **SHELL})),
-    "a module below a class": executor(path=f"{site.EXECUTOR}.x"),
+    "a module below a class": executor(path=f"{SITE_CLASSES[1]}.x"),
     "a filter": changed(lambda job: job["task_data_filters"].append({"tasks": ["*"]})),
     "an unknown setting": changed(lambda job: job.update(workflows=[SHELL])),
     "its own code": OURS | {"custom/scaffpd/__init__.py": "open('x', 'w')"},

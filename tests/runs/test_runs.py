@@ -20,7 +20,7 @@ from scaffpd.federation.questions import SPLITS
 from scaffpd.pipeline.models import Contest, Trained
 from scaffpd.program import path as walking
 from scaffpd.program.path import knee
-from scaffpd.program.running import one_run
+from scaffpd.program.train import one_run
 from scaffpd.report.folder import RunFolder
 from scaffpd.report.record import RunRecord
 from scaffpd.settings.run import RunConfig

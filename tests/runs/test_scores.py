@@ -10,7 +10,7 @@ from sklearn import metrics
 from cases.runs import Nobody, asked, patients, prepared, trained
 from cases.tables import read as read_table
 from scaffpd.errors import InputError
-from scaffpd.program.running import one_run
+from scaffpd.program.train import one_run
 from scaffpd.report.predict import predict
 from scaffpd.report.record import RunRecord
 from scaffpd.settings.run import RunConfig

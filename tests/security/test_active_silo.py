@@ -169,3 +169,17 @@ def test_points_beside_each_other_are_one(step):
     codes = {one.code for one in found.values() if isinstance(one, InputError)}
     assert codes & {"points-too-near", "too-many-weightings"}
     assert len(attacker.seen) <= 2  # one of them is the start
+
+
+def test_weights_that_silos_keep_are_summed_once_near_a_point():
+    """With four silos two weightings at a point are safe, but not two of the same objective."""
+    journals = {name: Journal(weightings=Weightings((), "", 1e-2)) for name in (*NAMES, "")}
+    found, *_ = trained(
+        singles(lambda names: cohort_of("logistic", names), NAMES),
+        sp.MinimaxSums(FAIR),
+        rounds=12,
+        tol=None,
+        journals=journals,
+    )
+    codes = {one.code for one in found.values() if isinstance(one, InputError)}
+    assert codes == {"points-too-near"}

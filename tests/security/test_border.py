@@ -17,6 +17,7 @@ from cases.silos import (
     agree,
     agreement,
     federation,
+    mostly_long,
     patients_who_die,
     run,
 )
@@ -27,6 +28,7 @@ from scaffpd.deploy.agreement import Agreement
 from scaffpd.deploy.announcing import announced, phases
 from scaffpd.deploy.ledger import TableLedger
 from scaffpd.deploy.rows import SiloRows
+from scaffpd.deploy.silo import Silo
 from scaffpd.deploy.transcript import Session
 from scaffpd.errors import InputError
 from scaffpd.federation.border import QUESTIONS
@@ -148,6 +150,71 @@ MODES = {
 @pytest.mark.parametrize("mode", MODES)
 def test_every_mode_posts_what_was_announced(tmp_path, fake_clock, monkeypatch, mode):
     recorder, expected = compared(*prepared(tmp_path, "Fair", mode=mode), monkeypatch)
+    assert recorder.posted == expected
+
+
+NETWORK = """\
+import torch, scaffpd
+def made():
+    torch.manual_seed(0)
+    layers = torch.nn.Linear(22, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2)
+    return scaffpd.Module(torch.nn.Sequential(*layers).double(), l2=0.01)
+"""
+METHODS = {
+    "Fair": "",
+    "FedAvg": 'local_rate = 0.1\nlocal_steps = 2\nbatch_size = 20\nweights = "uniform"\n',
+    "ScaffPD": "local_steps = 2\nbatch_size = 20\n",
+    "AFL": "local_rate = 0.1\nbatch_size = 32\ndual_rate = 0.1\n",
+}
+NOISE = {
+    **RANGES,
+    "rounds = 500\ntol = 1e-6": "rounds = 2\n[privacy]\nepsilon = 8.0\nsmoothness = 4.0",
+}
+
+
+def networks(folder, way, least=20, ending=SHORT):
+    """An agreement on a network, granted by silos that answer about so many rows at least."""
+    method = f'[algorithm]\nkind = "{way}"\n{METHODS[way]}'
+    goal = OBJECTIVE if ALGORITHMS[way].needs_objective() else ""
+    changes = {MODEL: '[model]\nkind = "net"\n', OBJECTIVE: goal + method, **ending}
+    path, places = federation(folder, replacing=changes, more=ROWS, granted=False)
+    for place in places.values():
+        (place.parent / "own_net.py").write_text(NETWORK)
+        more = f'\n[limits]\nrows = {least}\nshare = 1.0\n[models]\nnet = "own_net:made"\n'
+        place.write_text(place.read_text() + more)
+    agree(path, places)
+    return path, places
+
+
+@pytest.mark.parametrize("way", mostly_long(METHODS, "Fair"))
+def test_networks_post_what_was_announced(tmp_path, fake_clock, monkeypatch, way):
+    recorder, expected = compared(*networks(tmp_path, way), monkeypatch)
+    assert recorder.posted == expected
+
+
+def test_networks_with_noise_post_what_was_announced(tmp_path, fake_clock, monkeypatch):
+    """Noise decides about the steps, and with them about the questions: at most those."""
+    recorder, expected = compared(*networks(tmp_path, "Fair", ending=NOISE), monkeypatch)
+    assert {("gradients", "c")} <= recorder.posted <= expected
+
+
+@pytest.mark.parametrize("way", METHODS)
+def test_no_silo_is_asked_about_fewer_rows_than_its_file_allows(tmp_path, way):
+    """Minibatches of networks too, that of the default among them, from the document alone."""
+    path, places = networks(tmp_path, way, 33)
+    document = agreement(path, places)
+    for place in places.values():
+        silo = Silo.open(place)
+        with refuses("minibatch-too-small"):
+            document.check(silo.file, silo.identity.card)
+
+
+@pytest.mark.parametrize("kind", mostly_long(["softmax", "squared", "poisson"], "softmax"))
+def test_other_tasks_post_what_was_announced(tmp_path, fake_clock, monkeypatch, kind):
+    labels = {} if kind == "softmax" else {"labels = [0, 1]\n": ""}
+    model = {'kind = "logistic"\nl2 = 0.03': f'kind = "{kind}"'}
+    path, places = federation(tmp_path, replacing=model | labels | SHORT)
+    recorder, expected = compared(path, places, monkeypatch)
     assert recorder.posted == expected
 
 

@@ -44,6 +44,7 @@ from scaffpd.federation.plans import ReleaseCounts
 
 POINT = 0  # purposes of a round's random numbers: minibatches of (1), and of local steps
 LOCAL = 1
+START = f"{GRADIENTS}.loss"  # all that networks need of the answers at x⁰
 ADVICE = (
     "Neither corrections nor shorter local steps improve on the best value any more: try larger "
     "batches, another network, or another start."
@@ -85,7 +86,7 @@ class ScaffPD(MinimaxMethod[ScaffPDState]):
     """
 
     published = "Scaff-PD"
-    questions = frozenset({GRADIENTS, ERRORS, NORMS, LOSSES, UPDATES, STORED})
+    questions = frozenset({GRADIENTS, START, ERRORS, NORMS, LOSSES, UPDATES, STORED})
     asks_losses = True
 
     local_steps: int = 100
@@ -115,11 +116,11 @@ class ScaffPD(MinimaxMethod[ScaffPDState]):
 
     def asks(self, convex: bool = True) -> frozenset[str]:
         """Leave out what only networks, `Theory` or several local steps ask for."""
+        if isinstance(self.steps, Auto) and not convex:  # no gradient is summed
+            return frozenset({START, LOSSES, UPDATES, STORED})
         asked = {GRADIENTS} | ({NORMS} if isinstance(self.steps, Theory) else set())
         asked |= {UPDATES} if self.local_steps > 1 or self.batch_size is not None else set()
-        asked |= {ERRORS} if convex and self.exact else set()
-        networks = isinstance(self.steps, Auto) and not convex
-        return frozenset(asked | ({LOSSES, UPDATES, STORED} if networks else set()))
+        return frozenset(asked | ({ERRORS} if convex and self.exact else set()))
 
     def measures(self, convex: bool = True) -> bool:
         """Return whether steps are those of theory, of networks, or the server's own."""

@@ -95,7 +95,6 @@ def run(arguments: Sequence[str], commands: click.Group = app, name: str = "scaf
 
 
 def main() -> None:
-    """Run the `scaffpd` script."""
     try:
         code = run(sys.argv[1:])
     except Exception:  # not the user's mistake, so shown whole

@@ -173,13 +173,11 @@ class NoSuchCommand(click.UsageError):
 
 
 def show_help(context: click.Context, /) -> None:
-    """Show the help of a group whose commands were not named."""
     if context.invoked_subcommand is None:
         click.echo(context.get_help(), color=context.color)
 
 
 def write_section(formatter: click.HelpFormatter, title: str, rows: Sequence[Row]) -> None:
-    """Write a heading and what is below it, in two columns."""
     if rows:
         formatter.write(f"\n{click.style(title, bold=True)}\n")
         with formatter.indentation():
@@ -202,12 +200,10 @@ def coloured() -> bool | None:
 
 
 def command(more: More | None = None) -> Callable[[Callable[..., None]], Command]:
-    """Make a function a command, by its name and its docstring."""
     return click.command(cls=Command, more=more)
 
 
 def group(name: str, about: str, *commands: click.Command) -> Group:
-    """Make a group of commands."""
     made = Group(name, help=about, callback=click.pass_context(show_help))
     made.include(commands)
     return made
@@ -221,12 +217,10 @@ as_json = switch("--json", "as_json", help="Print JSON, and nothing else.")
 
 
 def listed(given: str | None) -> list[str]:
-    """Return names that are joined by commas."""
     return [name.strip() for name in (given or "").split(",") if name.strip()]
 
 
 def completing(*names: str) -> Callable[..., list[CompletionItem]]:
-    """Return what `shell_complete=` wants."""
     return lambda ctx, param, incomplete: [
         CompletionItem(name) for name in names if name.startswith(incomplete)
     ]

@@ -116,8 +116,7 @@ def local(folder: Path, write: bool, seconds: float, quiet: bool) -> None:
         scaffpd deploy local trial
     """
     from scaffpd.deploy.flare.serving import check_installed
-    from scaffpd.deploy.hospitals import write_hospitals
-    from scaffpd.deploy.local import agree_for_all, run_here, silo_files
+    from scaffpd.deploy.local import agree_for_all, run_here, silo_files, write_hospitals
 
     check_installed()  # before anything is written
     if not folder.exists():

@@ -40,7 +40,6 @@ FORMATS = ("html", "png", "svg")
 
 
 def end(folder: Path, report: bool, quiet: bool, as_json: bool) -> None:
-    """Write the page of a run, and show the result."""
     from scaffpd.report.page import available, write
     from scaffpd.report.page.verdict import answers, cautions, verdict
     from scaffpd.report.record import RunRecord
@@ -254,7 +253,6 @@ def _show_scores(console: Console, found: Predictions, rows: list[ScoreRow]) -> 
 
 
 def write_predictions(out: Path, columns: Columns, quiet: bool = False) -> None:
-    """Write a CSV file of predictions."""
     written = (
         own
         if isinstance(own, Sequence)

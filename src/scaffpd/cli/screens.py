@@ -32,13 +32,11 @@ def terminal(errors: bool = False, quiet: bool = False) -> Console:
 
 
 def say(console: Console, *lines: str) -> None:
-    """Print prose, each line wrapped for the screen."""
     for line in filter(None, lines):
         console.print(line, markup=False, width=min(console.width, WIDEST))
 
 
 def section(console: Console, title: str | None, *lines: str) -> None:
-    """Print a heading and prose below it."""
     console.print()
     if title is not None:
         console.print(title, style="bold", markup=False)
@@ -46,12 +44,10 @@ def section(console: Console, title: str | None, *lines: str) -> None:
 
 
 def facts(console: Console, lines: Mapping[str, str | Text]) -> None:
-    """Print names, and what there is to say about each."""
     _grid(console, list(lines.items()), gap=2)
 
 
 def bullets(console: Console, lines: Sequence[str]) -> None:
-    """Print a list."""
     _grid(console, [("-", printable(line)) for line in lines], gap=1)
 
 

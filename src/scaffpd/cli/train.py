@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,9 +19,9 @@ from scaffpd.errors import InputError
 if TYPE_CHECKING:
     from scaffpd.cli.commands import Option
     from scaffpd.cli.settings import Tables
+    from scaffpd.report.folder import Kind
     from scaffpd.settings.run import RunConfig
 
-Kind = Literal["train", "path"]
 # names that options take, without PyTorch, so that shells complete them quickly
 ALGORITHM_NAMES = (
     "Fair",
@@ -81,11 +81,6 @@ def train(
     objective: str | None,
     strength: float | None,
     algorithm: str | None,
-    out: Path | None,
-    fresh: bool,
-    report: bool,
-    quiet: bool,
-    as_json: bool,
     **given: object,
 ) -> None:
     """Train an average, a fair and personal models, and say on held-out rows which one to use.
@@ -106,7 +101,7 @@ def train(
     method = {"objective": objective_table(objective, strength, what[0])}
     if algorithm is not None:
         method["algorithm"] = {"kind": algorithm}
-    _one_run("train", what, given, method, out, fresh, report, quiet, as_json)
+    _one_run("train", what, given, method)
 
 
 @command(partial(_settings, "path"))
@@ -117,16 +112,7 @@ def train(
 @page
 @quiet
 @as_json
-def path(
-    what: Sequence[str],
-    objective: str | None,
-    out: Path | None,
-    fresh: bool,
-    report: bool,
-    quiet: bool,
-    as_json: bool,
-    **given: object,
-) -> None:
+def path(what: Sequence[str], objective: str | None, **given: object) -> None:
     """Show the cost of fairness: models from the average to the worst case, with a suggestion.
 
     Goes along ρ of ChiSquare, or along Tilted, ChiSquareBall, CVaR or QFair; every point starts
@@ -137,7 +123,7 @@ def path(
         scaffpd path patients.csv --client hospital --target ill --objective CVaR
     """
     method = {"objective": objective_table(objective, None, what[0], path=True)}
-    _one_run("path", what, given, method, out, fresh, report, quiet, as_json)
+    _one_run("path", what, given, method)
 
 
 AIR = "Twelve stations predict a day's fine dust; four are new, with thirty days."
@@ -212,7 +198,6 @@ def requested(
 
 
 def is_settings(what: str) -> bool:
-    """Return whether a name is that of a settings file."""
     return what.lower().endswith(".toml")
 
 
@@ -273,17 +258,17 @@ def _one_run(
     what: Sequence[str],
     given: Mapping[str, object],
     method: Mapping[str, dict[str, object]],
-    out: Path | None,
-    fresh: bool,
-    report: bool,
-    quiet: bool,
-    as_json: bool,
 ) -> None:
     from scaffpd.cli.settings import SETTINGS
-    from scaffpd.program.running import one_run  # seconds, so not for --help
+    from scaffpd.program.train import one_run  # seconds, so not for --help
     from scaffpd.report.folder import RunFolder
 
     config = requested(what, SETTINGS[kind], given, method)
+    fresh, report, quiet, as_json = (
+        bool(given[name]) for name in ("fresh", "report", "quiet", "as_json")
+    )
+    out = given["out"]
+    assert out is None or isinstance(out, Path)
     folder = out or config.folder or _place(config, fresh, kind)
     with RoundsScreen(quiet or as_json) as screen:
         stopped = one_run(kind, config, folder, fresh, screen).interrupted and kind == "train"

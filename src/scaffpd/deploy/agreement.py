@@ -22,10 +22,11 @@ from pathlib import Path
 from scaffpd import __version__
 from scaffpd.data.tabular.agree import width
 from scaffpd.deploy.announcing import phases
-from scaffpd.deploy.messages import PROTOCOL, Json
+from scaffpd.deploy.messages import PROTOCOL
+from scaffpd.deploy.refusals import AWAITED, refusal
 from scaffpd.deploy.transcript import NEAR, close_values
 from scaffpd.errors import InputError
-from scaffpd.fields import plain_name, validated
+from scaffpd.fields import Json, plain_name, validated
 from scaffpd.models import Linear
 from scaffpd.objectives.floored import Floored, largest_share
 from scaffpd.privacy import Private
@@ -33,9 +34,10 @@ from scaffpd.privacy.counts import MOST, CountNoise, spent_on_counts
 from scaffpd.secure.aggregation import colluding_of, most_weightings
 from scaffpd.secure.keys import Card
 from scaffpd.secure.ring import BYTES
-from scaffpd.settings.federation import FederationTerms
+from scaffpd.settings.federation import check
 from scaffpd.settings.methods import entries
 from scaffpd.settings.silo import ALWAYS, SiloFile
+from scaffpd.settings.terms import FederationTerms
 
 # Further rounds that the noise allows for, enough for three stops. A stop may cost almost three:
 # the round under way, the one before where a silo lacks its state, and what a method asks first.
@@ -116,12 +118,10 @@ class Agreement:
 
     @cached_property
     def digest(self) -> bytes:
-        """The hash that names it."""
         return hashlib.sha256(json.dumps(self.values, sort_keys=True).encode()).digest()
 
     @cached_property
     def cards(self) -> dict[str, Card]:
-        """Members' keys, in the order of the results."""
         names = self.values["terms"].get("silos")
         keys = self.values["keys"]
         if not isinstance(names, list) or sorted(map(str, names)) != sorted(keys):
@@ -134,7 +134,7 @@ class Agreement:
         if not isinstance(given, dict):
             raise InputError("agreement-unusable", "The agreement has no terms.")
         terms = validated(FederationTerms, given, path.with_name("the agreement"))
-        terms.check()
+        check(terms)
         return terms
 
     def settled(self, file: SiloFile) -> FederationTerms:
@@ -150,12 +150,12 @@ class Agreement:
                 raise _not_listed(what, name)
         if not terms.settled:
             terms.settle(file, file.path.parent)
+            check(terms)
             self._as_made(terms)
             _check_share(terms, file.limits.share)
         return terms
 
     def check(self, file: SiloFile, card: Card) -> None:
-        """Refuse what this silo's file does not allow, from the document alone."""
         terms = self.terms(file.path)
         names = list(self.cards)
         if self.cards.get(file.name) != card:
@@ -172,17 +172,19 @@ class Agreement:
                     "does not have.",
                 )
         if len({own.digits for own in self.cards.values()}) < len(names):
-            raise InputError("key-twice", "Two silos of the agreement have the same key.")
+            raise refusal("key-twice")
         colluding_of(len(names), terms.colluding)
+        if terms.batch is not None and terms.batch < file.limits.rows:
+            raise InputError(
+                "minibatch-too-small",
+                f"The agreement asks about {terms.batch} rows at a time, and limits.rows of this "
+                f"silo's file is {file.limits.rows}.",
+            )
         if terms.settled:
             _check_share(terms, file.limits.share)
         if file.limits.epsilon is not None:
             if terms.privacy is None:
-                raise InputError(
-                    "run-without-noise",
-                    "This silo takes part only with differential privacy, and the agreement has no "
-                    "[privacy].",
-                )
+                raise refusal("run-without-noise")
             if terms.privacy.epsilon > file.limits.epsilon:
                 raise InputError(
                     "epsilon-too-large",
@@ -242,7 +244,6 @@ class Agreement:
 
 
 def _weighing(document: Json) -> object:
-    """Return what weights follow from: the objective, or else the method."""
     terms = document["terms"]
     return terms.get("objective", terms.get("algorithm"))
 
@@ -260,11 +261,7 @@ def _text(values: object) -> str:
     except (TypeError, ValueError):
         raise InputError("agreement-unusable", "The agreement is not JSON.") from None
     if len(text) > LONGEST:
-        raise InputError(
-            "agreement-too-large",
-            f"The agreement has {len(text):,} bytes, and silos read {LONGEST:,} at most: declare "
-            "fewer columns or categories.",
-        )
+        raise refusal("agreement-too-large")
     return text
 
 
@@ -386,7 +383,7 @@ def leaves(terms: FederationTerms) -> list[str]:
     for when, parts in found:
         for one_by_one, who in (
             (False, f"Summed over all silos{noisy}"),
-            (True, "Shown to all, silo by silo"),
+            (True, EACH),
         ):
             words = dict.fromkeys(one.words for one in parts if one.each == one_by_one)
             lines += [f"{who}, {when}: {'; '.join(words)}."] if words else []
@@ -430,7 +427,6 @@ def leaves(terms: FederationTerms) -> list[str]:
 
 
 def check_size(numbers: int, members: int) -> None:
-    """Refuse exchanges that are too large for all vectors to go to all silos."""
     size = BYTES * numbers * members
     if size > LARGEST:
         raise InputError(
@@ -447,8 +443,6 @@ def allowed(file: SiloFile, granted: bool | None, others: bool) -> None:
     With `others`, members of an earlier run were others, and "always" does not cover it.
     """
     if granted is False:
-        raise InputError("agreement-revoked", "The operator of this silo has withdrawn.")
+        raise refusal("agreement-revoked")
     if granted is None and (others or file.agree != ALWAYS):
-        raise InputError(
-            "agreement-awaited", "The operator of this silo has not agreed to this run yet."
-        )
+        raise refusal(AWAITED)

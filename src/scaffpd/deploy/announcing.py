@@ -8,7 +8,7 @@ from scaffpd.algorithms import ALGORITHMS, Fair
 from scaffpd.algorithms.base import ERRORS, SLOPES, VECTORS
 from scaffpd.federation.border import Announced, Part, Shown, each, shown
 from scaffpd.federation.questions import Scores
-from scaffpd.settings.federation import FederationTerms
+from scaffpd.settings.terms import FederationTerms
 
 
 class Commitment(Announced):
@@ -60,6 +60,8 @@ def _asked(terms: FederationTerms) -> frozenset[str]:
         return UNKNOWN
     proven = terms.privacy is None and terms.model.l2 != 0
     asked = terms.method.asks(convex=terms.model.network is None)
+    if terms.privacy is not None:  # `Fair` has fixed steps then, for networks too
+        asked |= terms.method.asks()
     return asked if proven else asked - {ERRORS}
 
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from scaffpd.deploy.ledger import TABLE_BUSY
 from scaffpd.deploy.messages import (
     REFUSED,
     Failure,
@@ -28,6 +27,7 @@ from scaffpd.deploy.messages import (
     encode,
     plain,
 )
+from scaffpd.deploy.refusals import TABLE_BUSY
 from scaffpd.deploy.transcript import FIRST
 from scaffpd.errors import InputError
 from scaffpd.federation import Traffic
@@ -76,7 +76,6 @@ class Mailbox:
             return self._log[step]
 
     def start(self, program: Callable[[], object]) -> threading.Thread:
-        """Run a program in a thread, and note how it ends."""
 
         def run() -> None:
             try:
@@ -136,7 +135,6 @@ def written(start: int, log: Sequence[Posts], epoch: str) -> bytes:
 
 
 def read_news(message: Message) -> tuple[int, list[Posts]]:
-    """Read what `written` wrote."""
     start = message.values.get("start")
     end = message.values.get("end")
     malformed = WireError("not-a-message", "The news of the board cannot be read.")
@@ -206,7 +204,6 @@ class Board:
                 self.transport.ask(dict.fromkeys(names, left), min(self.timeout, LEAVE_SECONDS))
 
     def run(self, onlooker: Mailbox) -> None:
-        """Carry posts until all silos are done; raise `SiloTrouble` if one is missing."""
         first = self.names[0]
         found = self._next([first])
         while found[first].kind != DONE:

@@ -10,7 +10,8 @@ import numpy as np
 from scaffpd.data.tabular.columns import CATEGORY, leaking_columns
 from scaffpd.deploy.dataset import Dataset
 from scaffpd.deploy.flare.serving import expiry_warning
-from scaffpd.deploy.messages import Array, Json
+from scaffpd.deploy.messages import Array
+from scaffpd.fields import Json
 from scaffpd.numbers import brief
 from scaffpd.secure.keys import Identity
 from scaffpd.settings.silo import SiloFile
@@ -19,7 +20,6 @@ SHOWN = 30  # names in a list before it is cut off
 
 
 def site_overview(file: SiloFile, data: Dataset) -> Json:
-    """Return all that `scaffpd silo check` shows, as JSON values."""
     train, test = data.rows
     y = data.target.values
     return {
@@ -78,7 +78,6 @@ def _labels(data: Dataset) -> list[Json]:
 
 
 def warnings(file: SiloFile, data: Dataset) -> Iterator[str]:
-    """Yield warnings for the operator."""
     if ending := expiry_warning(file.path):
         yield ending
     if data.dropped:

@@ -20,14 +20,16 @@ from scaffpd import __version__
 from scaffpd.deploy.agreement import Agreement
 from scaffpd.deploy.board import Board, Mailbox, SiloTrouble
 from scaffpd.deploy.deployed_run import FAILED, OUTCOME, PAUSED, DeployedRun, Outcome, read_json
-from scaffpd.deploy.messages import REFUSED, Json, Message, Transport, encode
+from scaffpd.deploy.messages import REFUSED, Message, Transport, encode
 from scaffpd.deploy.program import Finished, RunStates, take_part
 from scaffpd.deploy.recording import outcome_of, record_of
 from scaffpd.deploy.silo import CARD
 from scaffpd.deploy.transcript import Session
 from scaffpd.errors import InputError
 from scaffpd.federation import Vector
+from scaffpd.fields import Json
 from scaffpd.files import clear_drafts, write_file
+from scaffpd.report.folder import MAIN
 from scaffpd.report.record import EventRecord
 from scaffpd.secure.keys import Card
 from scaffpd.settings.federation import FederationFile
@@ -118,7 +120,6 @@ class Coordination:
             time.sleep(PAUSE_SECONDS * (min(strikes, 15) if failure.waits else 1))
 
     def agreement(self) -> Agreement:
-        """Return the document of this run: the terms, and the keys that silos show."""
         replies = self.board.asked(dict.fromkeys(self.file.silos, encode(Message(CARD))))
         cards = {name: Card.of(reply.values.get("card")) for name, reply in replies.items()}
         return Agreement.made(self.file, cards)
@@ -186,11 +187,10 @@ class Coordination:
     def _finish(self, done: Finished) -> Outcome:
         result = done.model.result
         outcome = outcome_of(self.file, done)
-        write_file(self.folder.path / "model.safetensors", model_bytes(result.x, done.setup))
+        write_file(self.folder.path / MAIN, model_bytes(result.x, done.setup))
         record_of(self.file, self.folder, outcome, done).write(self.folder.path)
         return outcome
 
 
 def _known(numbers: Vector) -> list[float | None]:
-    """Return numbers for JSON, `None` where nobody knows them."""
     return [None if math.isnan(number) else float(number) for number in numbers]

@@ -16,8 +16,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from scaffpd.deploy.messages import Json, JsonMapping
+from scaffpd.deploy.messages import JsonMapping
 from scaffpd.errors import InputError
+from scaffpd.fields import Json
 from scaffpd.files import JsonLines, lock_folder, make_folder, write_file
 from scaffpd.report.record import EventRecord
 
@@ -31,7 +32,6 @@ T = TypeVar("T")
 
 
 def read_json(file: Path, default: T) -> T:
-    """Read a JSON file that this process, or one before, has written."""
     try:
         found: T = json.loads(file.read_text(encoding="utf-8"))
         return found
@@ -68,13 +68,11 @@ class DeployedRun:
         self.checkpoint = self.path / "checkpoint.npz"
 
     def locked(self) -> AbstractContextManager[None]:
-        """Let one coordinator work at a time."""
         return lock_folder(
             self.path, f"Another coordinator is at work in {str(self.path)!r}.", GLANCE
         )
 
     def outcome(self) -> Outcome | None:
-        """Return how the run has ended; `None` before that."""
         found: Json = read_json(self.path / OUTCOME, {})
         return Outcome(**found) if found else None
 
@@ -83,22 +81,18 @@ class DeployedRun:
         write_file(self.path / OUTCOME, json.dumps(asdict(outcome), indent=1) + "\n")
 
     def pause(self, why: str) -> Outcome:
-        """Return the outcome of a run that stops for a reason."""
         made = self.rounds()
         waits = f"The run waits after round {made}: see to it, and the same command goes on."
         return Outcome(PAUSED, f"{why.rstrip('.')}. {waits}", made)
 
     def rounds(self) -> int:
-        """Return the rounds made so far."""
         rounds, _ = self.entries()
         return int(rounds[-1]["round"]) if rounds else 0
 
     def progress(self, line: JsonMapping) -> None:
-        """Append a line to progress.jsonl."""
         JsonLines(self.path / PROGRESS, 0o666).append(line)
 
     def entries(self) -> tuple[list[Json], list[EventRecord]]:
-        """Return the rounds and the events of progress.jsonl."""
         path = self.path / PROGRESS
         try:
             lines = list(JsonLines(path).read())
@@ -111,7 +105,6 @@ class DeployedRun:
             ) from None
 
     def status(self) -> Json:
-        """Return the status of a run: its state, the last round and the last events."""
         rounds, events = self.entries()
         ended = self.outcome()
         state = "interrupted" if rounds or events else "not begun"

@@ -15,7 +15,7 @@ from scaffpd.pipeline.prepared import Prepared
 from scaffpd.pipeline.run import Record
 from scaffpd.pipeline.sites import SitesHere, Splits
 from scaffpd.privacy import Private
-from scaffpd.settings.federation import FederationTerms
+from scaffpd.settings.terms import FederationTerms
 from scaffpd.study.gains import AVERAGE, FAIR, PERSONAL, Joining
 from scaffpd.study.joining import JoiningSplit
 
@@ -46,7 +46,6 @@ def judged(data: ClientRows, terms: FederationTerms, found: Record) -> Record:
 
 
 def prepared(data: ClientRows, terms: FederationTerms, found: Record, model: Linear) -> Prepared:
-    """Return the silo's rows as the model takes them."""
     sites = SitesHere.of([data])
     encoded = data.encoded(*found.encoding, separate=terms.privacy is not None)
     test = [] if encoded.test is None else [encoded.test]
@@ -57,7 +56,6 @@ def prepared(data: ClientRows, terms: FederationTerms, found: Record, model: Lin
 
 
 def joining(rows: Prepared, one: Trained, terms: FederationTerms) -> Joining | str:
-    """Compare the model with one of the silo's rows alone, on held-out rows."""
     if rows.numbers > MOST_NUMBERS:
         return f"What joining brings is not measured: more than {MOST_NUMBERS:,} numbers."
     if one.name not in (AVERAGE, FAIR, PERSONAL):

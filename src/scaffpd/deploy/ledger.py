@@ -26,34 +26,27 @@ from typing import Self
 from filelock import FileLock, Timeout
 
 from scaffpd.deploy.deployed_run import GLANCE
-from scaffpd.deploy.linked import LINK, LinkedLines, link_of
-from scaffpd.deploy.messages import Json
+from scaffpd.deploy.records import LINK, LinkedLines, link_of
+from scaffpd.deploy.refusals import TABLE_BUSY, refusal
 from scaffpd.deploy.transcript import OBJECTIVE
 from scaffpd.errors import InputError
+from scaffpd.fields import Json
 from scaffpd.files import LOCK_NAME, load_or_create, write_file
 from scaffpd.privacy.accountant import Account, ReleaseEntry
 from scaffpd.secure.keys import derived
 
 log = logging.getLogger("scaffpd.silo")
 DELTA = 1e-5  # of a silo's own budget
-TABLE_BUSY = "table-busy"
 
 
 @dataclass(frozen=True)
 class Entrant:
-    """Whose entries they are.
+    """Whose entries they are."""
 
-    Attributes:
-        run: hash of the agreement.
-        silo: fingerprint of the silo's key.
-        members: names the keys of the run's members.
-        rows: names the rows.
-    """
-
-    run: str
-    silo: str
-    members: str
-    rows: str
+    run: str  # hash of the agreement
+    silo: str  # fingerprint of the silo's key
+    members: str  # names the keys of the run's members
+    rows: str  # names the rows
 
 
 class TableLedger:
@@ -85,9 +78,7 @@ class TableLedger:
             self.folder.mkdir(mode=0o700, exist_ok=True)
             self._lock.acquire()
         except Timeout:
-            raise InputError(
-                "table-busy", "Another run uses this silo's rows; one at a time does."
-            ) from None
+            raise refusal(TABLE_BUSY) from None
         except OSError as error:
             raise InputError(
                 "ledger-not-writable",
@@ -95,13 +86,12 @@ class TableLedger:
                 "folder in data.ledger.",
             ) from None
         try:
-            self._read({noted(), self._last_written()})
+            self._read(noted())
         except BaseException:
             self.leave()
             raise
 
     def leave(self) -> None:
-        """Let others run over the table."""
         self._lock.release()
 
     def __enter__(self) -> Self:
@@ -111,10 +101,8 @@ class TableLedger:
     def __exit__(self, *_: object) -> None:
         self.leave()
 
-    def _last_written(self) -> str:
-        return self._noted.read_text() if self._noted and self._noted.exists() else ""
-
-    def _read(self, noted: set[str]) -> None:
+    def _read(self, noted: str) -> None:
+        written = self._noted.read_text() if self._noted and self._noted.exists() else ""
         self.secret = load_or_create(self.folder / "secret.key")
         self._file.touch(0o600)
         self._seen = self._state()
@@ -122,14 +110,9 @@ class TableLedger:
         self._lines = LinkedLines(self._file, derived(self.secret, b"ledger").hex())
         self._entries = self._chain()
         self.link = self._entries[-1][LINK] if self._entries else self._lines.first
-        if not noted <= {"", self._lines.first, *(line[LINK] for line in self._entries)}:
+        if not {noted, written} <= {"", self._lines.first, *(line[LINK] for line in self._entries)}:
             log.error("The ledger %s has gone back in time.", self.folder)
-            raise InputError(
-                "ledger-went-back",
-                "The ledger of this silo's table lacks what the silo has noted of it: its operator "
-                "has to bring back the newest copy, or, if table or ledger were moved, name its "
-                "folder in data.ledger.",
-            )
+            raise refusal("ledger-went-back")
 
     def _chain(self) -> list[Json]:
         try:
@@ -145,11 +128,7 @@ class TableLedger:
 
     def _changed(self) -> InputError:
         log.error("The ledger %s was changed by somebody else.", self.folder)
-        return InputError(
-            "ledger-changed",
-            "The ledger of this silo's table was changed, replaced or removed: its operator has to "
-            "bring back the newest copy.",
-        )
+        return refusal("ledger-changed")
 
     def _state(self) -> tuple[int, ...]:
         """Return what shows in no time that ledger and lock are others; the last one is a time."""

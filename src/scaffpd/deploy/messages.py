@@ -22,7 +22,9 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 import scaffpd
+from scaffpd.deploy.refusals import refusal
 from scaffpd.errors import InputError
+from scaffpd.fields import Json
 
 PROTOCOL = 4  # all members need the same
 VERSION = scaffpd.__version__
@@ -38,7 +40,6 @@ BYTES_EACH = 20
 NUMBERS = ("float32", "float64", "int64", "uint8")
 
 Array = NDArray[Any]
-Json = dict[str, Any]  # an object of JSON: values of a message or of a file
 JsonMapping = Mapping[str, Any]
 
 
@@ -56,7 +57,6 @@ class WireError(InputError):
 
 
 def encode(message: Message) -> bytes:
-    """Encode a message."""
     about = {
         "protocol": PROTOCOL,
         "version": VERSION,
@@ -77,19 +77,16 @@ def decode(data: bytes, most: int = LARGEST_MESSAGE, header: int = LONGEST_HEADE
     if not isinstance(data, bytes | bytearray | memoryview):
         raise malformed
     if len(data) > most:
-        raise WireError(
-            "message-too-long",
-            f"A message of {len(data)} bytes is longer than the {most} that are allowed.",
-        )
+        raise refusal("message-too-long", WireError)
     if LONGEST_LIST < int.from_bytes(bytes(data[:8]), "little") <= len(data):
-        raise WireError("too-many-arrays", "The message has too many arrays.")
+        raise refusal("too-many-arrays", WireError)
     try:
         arrays = load(bytes(data))
         letters = arrays.pop(HEADER)
         text = letters.tobytes()
         marks = sum(map(text.count, (b",", b"[", b"{")))
         if len(text) > header or marks > max(ELEMENTS, len(data) // BYTES_EACH):
-            raise WireError("too-many-values", "The message has too many values.")
+            raise refusal("too-many-values", WireError)
         about = json.loads(
             text, object_pairs_hook=_once, parse_constant=_finite, parse_float=_finite
         )
@@ -125,7 +122,6 @@ def _once(pairs: list[tuple[str, object]]) -> Json:
 
 
 def _finite(digits: str) -> float:
-    """Read a number; refuse NaN and what is too large for one."""
     number = float(digits)
     if not math.isfinite(number):
         raise ValueError
@@ -175,7 +171,6 @@ class InProcess:
         self.silos = dict(silos)
 
     def ask(self, questions: Mapping[str, bytes], timeout: float) -> dict[str, bytes | Failure]:
-        """Ask one after another; silos in this process always answer."""
         gone = Failure("there is no such site")
         return {
             s: self.silos[s].answer(asked) if s in self.silos else gone

@@ -53,7 +53,6 @@ class Processes:
             )
 
     def alive(self) -> bool:
-        """Return whether what was started is running."""
         return self.started is not None and self.started.poll() is None
 
     def members(self) -> list[psutil.Process]:
@@ -68,7 +67,6 @@ class Processes:
         return found
 
     def end(self) -> None:
-        """Ask what was started to end, and wait until it has."""
         if self.started is not None:
             self.started.terminate()
             self.started.wait()
@@ -90,7 +88,6 @@ class Processes:
 
 
 def _psutil() -> ModuleType:
-    """Return what lists processes; it comes with an engine's extra."""
     found: ModuleType = needed("psutil", "psutil", "flare")
     return found
 

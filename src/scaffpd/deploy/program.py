@@ -21,12 +21,12 @@ from scaffpd.deploy.agreement import Agreement
 from scaffpd.deploy.announcing import Spendings, announced
 from scaffpd.deploy.deployed_run import read_json
 from scaffpd.deploy.judging import named
-from scaffpd.deploy.messages import Json
 from scaffpd.deploy.rows import SiloRows
 from scaffpd.deploy.sites import SiloSites
 from scaffpd.deploy.transcript import STATE, Session, Tampered
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation
+from scaffpd.fields import Json
 from scaffpd.files import write_file
 from scaffpd.models import Linear, Personal
 from scaffpd.models.personal import base_of
@@ -34,8 +34,8 @@ from scaffpd.pipeline.columns import Ready
 from scaffpd.pipeline.models import Contest, Contests, Trained
 from scaffpd.pipeline.run import Nobody, Record, Settings, run, start_of
 from scaffpd.pipeline.sites import Encoding, NamedModel
-from scaffpd.settings.federation import FederationTerms
 from scaffpd.settings.model_file import Setup, finite
+from scaffpd.settings.terms import FederationTerms
 from scaffpd.training.history import Checkpoint
 from scaffpd.training.loop import RoundInfo, StartPoint
 
@@ -53,7 +53,6 @@ class Finished:
 
     @property
     def model(self) -> Trained:
-        """The one model."""
         return self.record.models[0]
 
 
@@ -68,12 +67,10 @@ class RunStates:
         self._noted: tuple[int, int] | None = None
 
     def known(self) -> list[list[object]]:
-        """Return rounds and transcripts, the latest last."""
         states: list[list[object]] = read_json(self._file, [])
         return states
 
     def note(self, rounds: int, digest: bytes) -> None:
-        """Keep the checkpoint of a round that has ended."""
         if not self.checkpoint.exists() or self._written() == self._noted:
             return  # the round has left nothing to go on from: its losses are not finite
         self._noted = self._written()
@@ -166,7 +163,6 @@ def beside_mode(ready: Ready) -> StartPoint:
 
 
 def asked(terms: FederationTerms) -> Contests:
-    """Return the one model of a federation."""
 
     def first(encoding: Encoding, models: Sequence[Trained]) -> Contest | None:
         model = terms.modelled(encoding.schema)
@@ -186,7 +182,6 @@ class Rounds(Nobody):
         self.after = after
 
     def show(self, info: RoundInfo) -> None:
-        """Note the round."""
         self.states.note(info.rounds, self.session.digest)
         if self.after is not None:
             self.after(info)
@@ -200,7 +195,6 @@ def _states(fact: Json) -> list[list[object]]:
 
 
 def _setup(terms: FederationTerms, agreement: Agreement, found: Record) -> Setup:
-    """Describe what the parameters expect of a row."""
     model = found.models[0].model
     made = Setup(terms.linear(), *found.encoding, dict(agreement.values["noise"]))
     if isinstance(model, NamedModel):
@@ -215,7 +209,6 @@ def _setup(terms: FederationTerms, agreement: Agreement, found: Record) -> Setup
 
 
 def _spent(session: Session, federation: Federation) -> dict[str, float]:
-    """Exchange ε so far, which depends on the questions and not on the rows."""
     private = federation.privacy
     own = np.array([0.0 if private is None else private.worst])
     return dict(zip(session.names, session.clear(Spendings.shows, own)[:, 0].tolist(), strict=True))

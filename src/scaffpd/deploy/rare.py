@@ -31,15 +31,7 @@ from scaffpd.data.tabular.columns import CATEGORY, NUMBER, DataColumn, FeatureTa
 def recoded(
     table: FeatureTable, train: Mask, schema: Schema, least: int, curved: bool
 ) -> FeatureTable:
-    """Return the table as it may have a part in sums.
-
-    Args:
-        table: the features.
-        train: which rows are trained on.
-        schema: the agreed columns.
-        least: the fewest training rows that are not recoded.
-        curved: whether numbers are cut by thresholds.
-    """
+    """Return the table as it may have a part in sums; numbers are cut by thresholds if `curved`."""
     if table.block is not None:
         return replace(table, block=without_few(table.block, train, least))
     agreed = {column["name"]: column for column in schema["columns"]}

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import numpy as np
 
-import scaffpd
 import scaffpd.training.history as disk
 from scaffpd.algorithms import MinimaxSums
 from scaffpd.deploy.deployed_run import DeployedRun, Outcome
 from scaffpd.deploy.flare.serving import expiry_warning
 from scaffpd.deploy.judging import named
-from scaffpd.deploy.messages import Json
 from scaffpd.deploy.program import Finished
+from scaffpd.fields import Json
 from scaffpd.numbers import capital
 from scaffpd.objectives.base import LARGEST
 from scaffpd.report.record import ClientScore, ModelRecord, Overall, PrivacyRecord, RunRecord
-from scaffpd.report.recording import joining_record, round_records
-from scaffpd.settings.federation import FederationFile, FederationTerms
-from scaffpd.study.gains import Joining
+from scaffpd.report.recording import judged_parts, round_records
+from scaffpd.settings.federation import FederationFile
+from scaffpd.settings.terms import FederationTerms
 from scaffpd.tasks.base import LOSS
 from scaffpd.training.history import History
 
 
 def outcome_of(terms: FederationTerms, done: Finished) -> Outcome:
-    """Say how a run has ended."""
     result = done.model.result
     proven = float(result.certificate) if np.isfinite(result.certificate) else None
     sentence = str(result)
@@ -49,42 +48,35 @@ def record_of(
     elif folder.checkpoint.exists():
         arrays, about = disk.read(folder.checkpoint)
         history = History.unpack(about["names"], arrays)
-    made = common(file, outcome, done, history)
-    remarks = [*made.remarks, *filter(None, [expiry_warning(file.path)])]
-    return made.model_copy(
-        update={
-            "command": "" if outcome.final else f"scaffpd deploy run {file.path.name}",
-            "remarks": remarks,
-            "events": folder.entries()[1],
-            "config": file.path.read_text(encoding="utf-8"),
-        }
+    return common(
+        file,
+        outcome,
+        done,
+        history,
+        command="" if outcome.final else f"scaffpd deploy run {file.path.name}",
+        remarks=[capital(outcome.sentence), *filter(None, [expiry_warning(file.path)])],
+        events=folder.entries()[1],
+        config=file.path.read_text(encoding="utf-8"),
     )
 
 
 def silo_record(terms: FederationTerms, done: Finished) -> RunRecord:
-    """Return a silo's record: what all have, and what it has measured on its own rows."""
-    made = common(terms, outcome_of(terms, done), done, done.model.result.history)
     own = done.record.own
-    if own is None:
-        return made
-    brings = own.joining
-    known = None
-    if isinstance(brings, Joining):
-        known = joining_record(brings, own.rows.model.loss)
-    return made.model_copy(
-        update={
-            **{name: list(part) for name, part in vars(own.scores).items()},
-            "joining": known,
-            "cautions": [brings] if isinstance(brings, str) and brings else [],
-            "settings": made.settings | {"Data": own.rows.about},
-        }
-    )
+    more = {} if own is None else judged_parts(own)
+    about = {} if own is None else {"Data": own.rows.about}
+    history = done.model.result.history
+    return common(terms, outcome_of(terms, done), done, history, about, **more)
 
 
 def common(
-    terms: FederationTerms, outcome: Outcome, done: Finished | None, history: History | None
+    terms: FederationTerms,
+    outcome: Outcome,
+    done: Finished | None,
+    history: History | None,
+    about: Mapping[str, str] = MappingProxyType({}),
+    **more: object,
 ) -> RunRecord:
-    """Return the record of what everybody has."""
+    """Return the record of what everybody has, and more."""
     scores = {} if done is None else done.model.scores
     rated = any(np.isfinite(part.score).any() for part in scores.values())
     measure = terms.task.measure if rated else LOSS
@@ -117,29 +109,28 @@ def common(
         history=rounds,
         **{name: last.get(name) for name in ("exchanges", "bytes_up", "bytes_down", "seconds")},
     )
-    return RunRecord(
-        kind="deploy",
-        title=f"{terms.name}: {len(terms.silos)} silos",
-        command="",
-        made=datetime.now(UTC).isoformat(timespec="seconds"),
-        version=scaffpd.__version__,
-        task=terms.task,
-        measure=measure,
-        split="test" if tested else "train",
-        labels=list(map(str, terms.labels or ())),
-        word="silo",
-        clients=list(terms.silos),
-        models=[model],
-        remarks=[capital(outcome.sentence)],
-        privacy=privacy,
-        settings={
+    made = {
+        "kind": "deploy",
+        "title": f"{terms.name}: {len(terms.silos)} silos",
+        "task": terms.task,
+        "measure": measure,
+        "split": "test" if tested else "train",
+        "labels": list(map(str, terms.labels or ())),
+        "word": "silo",
+        "clients": list(terms.silos),
+        "models": [model],
+        "remarks": [capital(outcome.sentence)],
+        "privacy": privacy,
+        "settings": {
             "Model": ", ".join(f"{key} = {value}" for key, value in terms.linear().items()),
             "Method": repr(method),
             "Rounds at most": str(terms.rounds),
             "Tolerance": str(terms.tol),
             "Vectors": "masked: everybody saw sums over silos",
+            **about,
         },
-    )
+    }
+    return RunRecord.now(**made | more)
 
 
 def _clients(terms: FederationTerms, done: Finished, rated: bool) -> list[ClientScore]:

@@ -1,27 +1,73 @@
 r"""A silo's records, which outlive runs and processes: what was asked, agreed to, and has left.
 
-The lines of records.jsonl are linked (`linked`), so that what was noted stays. Write access to the
-file is the right to agree.
+Every line has a link, the SHA-256 of the link before and of the line: changing, removing or
+inserting one changes all later links, and a link that was noted down elsewhere proves that the end
+was not cut off. Write access to records.jsonl is the right to agree.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from scaffpd.deploy.linked import LinkedLines
-from scaffpd.deploy.messages import EPOCH, Json, JsonMapping
+from scaffpd.deploy.messages import EPOCH, JsonMapping
 from scaffpd.errors import InputError
+from scaffpd.fields import Json
+from scaffpd.files import JsonLines
 
+LINK = "link"
 ASKED = "asked"  # an agreement came
 GRANTED = "granted"  # by a person here
 REVOKED = "revoked"
 BEGUN = "begun"  # an epoch, whatever became of it
 LEFT = "left"  # how many posts of which kind, in an epoch
 WAITING = 8  # agreements that nobody here has decided about, at most
+
+
+class LinkedLines:
+    """A file of linked lines, to append to and to read.
+
+    Args:
+        file: its path.
+        first: the link before the first line.
+    """
+
+    def __init__(self, file: Path, first: str = "") -> None:
+        self.file = file
+        self.first = first
+        self._lines = JsonLines(file)
+
+    def lock(self) -> AbstractContextManager[None]:
+        return self._lines.lock()
+
+    def append(self, line: JsonMapping) -> str:
+        link = link_of(self.last(), line)
+        self._lines.append({**line, LINK: link})
+        return link
+
+    def last(self) -> str:
+        return str(self._lines.last({LINK: self.first})[LINK])
+
+    def read(self) -> Iterator[Json]:
+        """Yield all lines; a line that is none, or has a wrong link, raises a ValueError."""
+        link = self.first
+        for line in JsonLines(self.file).read():
+            if not isinstance(line, dict):
+                raise ValueError
+            link = link_of(link, {name: part for name, part in line.items() if name != LINK})
+            if line.get(LINK) != link:
+                raise ValueError
+            yield line
+
+
+def link_of(before: str, line: JsonMapping) -> str:
+    content = json.dumps(line, sort_keys=True)
+    return hashlib.sha256(f"{before}{content}".encode()).hexdigest()
 
 
 @dataclass
@@ -41,12 +87,10 @@ class Known:
 
     @property
     def begun(self) -> dict[str, Json]:
-        """Documents of the runs that this silo has taken part in."""
         return {digest: own for digest, own in self.documents.items() if digest in self.runs}
 
     @property
     def waiting(self) -> set[str]:
-        """Agreements that wait for a person."""
         return self.documents.keys() - self.granted.keys() - self.runs
 
 
@@ -72,7 +116,6 @@ class SiloRecords:
             ) from None
 
     def note(self, what: str, digest: str, **about: object) -> None:
-        """Append a line."""
         with self._locked():
             self._append(what, digest, about)
 
@@ -111,14 +154,6 @@ class SiloRecords:
                 found.left[digest] = met or found.left.get(digest, False)
             found.ledger = line.get("ledger") or found.ledger
         return found
-
-    def granted(self, digest: str) -> bool | None:
-        """Return the last decision about an agreement; `None` without one."""
-        return self.known().granted.get(digest)
-
-    def ledger(self) -> str:
-        """Return the last link of the table's ledger that was noted; empty before the first."""
-        return self.known().ledger
 
     def ask(self, digest: str, document: JsonMapping) -> None:
         """Note an agreement that a person has to decide about, once; refuse one too many."""
@@ -162,7 +197,7 @@ class SiloRecords:
 
 def audit(lines: Sequence[Json], noted: str = "") -> list[Json]:
     """Return run by run what has left; refuse if a noted link is missing."""
-    if noted and not any(line["link"] == noted for line in lines):
+    if noted and not any(line[LINK] == noted for line in lines):
         raise InputError("link-missing", "These records do not contain that link.")
     runs: dict[str, Json] = {}
     for line in lines:

@@ -6,12 +6,9 @@ Whoever asks, before anybody here has agreed to anything, learns which of these 
 
 from __future__ import annotations
 
-from scaffpd.deploy.ledger import TABLE_BUSY
-from scaffpd.deploy.messages import Json
-from scaffpd.deploy.transcript import Tampered
 from scaffpd.errors import InputError
-from scaffpd.secure.ring import ClippedSum
 
+TABLE_BUSY = "table-busy"
 CANNOT = "silo-cannot"
 AWAITED = "agreement-awaited"
 UNUSABLE = "agreement-unusable"
@@ -48,7 +45,8 @@ SENTENCES = {
     "question-unknown": "This silo does not know this message.",
     # of a document
     UNUSABLE: "The silo cannot use this agreement; its own log says why.",
-    "agreement-too-large": "The agreement is too large: it has 65,536 bytes at most.",
+    "agreement-too-large": "The agreement has more than 65,536 bytes: declare fewer columns or "
+    "categories.",
     "other-version": "The silo has another version of scaffpd: install the same one everywhere.",
     "key-unreadable": "The agreement has a key that is none.",
     "key-twice": "Two silos of the agreement have the same key.",
@@ -57,8 +55,11 @@ SENTENCES = {
     "colluding-out-of-range": "The agreement has too many colluding silos.",
     # of what this silo's file allows
     "member-unknown": "The agreement has a silo or a key that this silo's file does not have.",
-    "run-without-noise": "This silo takes part only with differential privacy: add [privacy].",
+    "run-without-noise": "This silo takes part only with differential privacy, and the "
+    "agreement has no [privacy].",
     "epsilon-too-large": "The agreement may cost a larger ε than this silo's file allows.",
+    "minibatch-too-small": "The agreement asks about fewer rows at a time than this silo's file "
+    "allows.",
     "share-too-large": "One silo may have a larger share of a sum than this silo's file allows: "
     "use ChiSquare with a cap, or CVaR.",
     # of what its operator has decided
@@ -91,9 +92,7 @@ SENTENCES = {
 }
 
 
-def answered(error: InputError) -> Json:
-    """Return code and sentence of a refusal; those of what others have posted are as they are."""
-    if isinstance(error, Tampered | ClippedSum):
-        return {"code": error.code, "sentence": str(error)}
-    code = error.code if error.code in SENTENCES else CANNOT
-    return {"code": code, "sentence": SENTENCES[code]}
+def refusal(code: str, kind: type[InputError] = InputError) -> InputError:
+    """Return a refusal with its fixed sentence; of a code that has none, that of all others."""
+    code = code if code in SENTENCES else CANNOT
+    return kind(code, SENTENCES[code])

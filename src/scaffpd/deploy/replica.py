@@ -24,7 +24,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.deploy.messages import Array, Json, JsonMapping
+from scaffpd.deploy.messages import Array, JsonMapping
+from scaffpd.deploy.refusals import refusal
 from scaffpd.deploy.transcript import END, NEAR, Point, Session
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants, Federation, PrivacyAccount, Vector
@@ -42,6 +43,7 @@ from scaffpd.federation.questions import (
     Stored,
     Vectors,
 )
+from scaffpd.fields import Json
 from scaffpd.models import Linear, Personal
 from scaffpd.models.personal import base_of
 from scaffpd.models.point import Ridge
@@ -58,20 +60,12 @@ DIGITS = 12  # of weights: others are the same weighting
 
 @dataclass(frozen=True)
 class PublicFacts:
-    """What everybody knows of the silos' losses, from the agreement alone.
+    """What everybody knows of the silos' losses, from the agreement alone."""
 
-    Attributes:
-        rows: what silos count for, as agreed.
-        model: a linear model with its strengths; `None` for a network.
-        width: number of its features, the intercept among them.
-        smoothness: 1/η for the agreed rate η, or public with noise; else NaN.
-        noisy: whether answers have noise.
-    """
-
-    rows: NDArray[np.int64]
-    model: Linear | Personal | None = None
-    width: int = 0
-    smoothness: float = np.nan
+    rows: NDArray[np.int64]  # what silos count for, as agreed
+    model: Linear | Personal | None = None  # with its strengths; `None` for a network
+    width: int = 0  # number of its features, the intercept among them
+    smoothness: float = np.nan  # 1/η for the agreed rate η, or public with noise; else NaN
     noisy: bool = False
 
     @property
@@ -92,7 +86,6 @@ class PublicFacts:
         return Constants(L, mu, True, L, self.rows, noisy=self.noisy, ridge=ridge)
 
     def using(self, l2: Strength | None, strength: Strength | None) -> PublicFacts:
-        """Return the same with other strengths."""
         assert self.model is not None
         return replace(self, model=self.model.using(l2, strength))
 
@@ -179,7 +172,6 @@ class AskedQuestion:
         }
 
     def vectors(self, part: str, shape: tuple[int, ...]) -> OwnVectors:
-        """Return a handle on a vector of every silo, which only sums show."""
         like = self.channel.start()
 
         def each() -> Tensor:
@@ -230,21 +222,17 @@ class ReplicaChannel:
 
     @property
     def work(self) -> float:
-        """Number of numbers that a pass over this silo's features reads."""
         return float("inf") if self.rows is None else self.rows.work
 
     @property
     def account(self) -> PrivacyAccount | None:
-        """Account of this silo's releases, if it is private."""
         return None if self.rows is None else self.rows.account
 
     @property
     def tested(self) -> bool:
-        """Whether this silo has held-out rows."""
         return self.rows is not None and self.rows.tested
 
     def start(self) -> Tensor:
-        """Return x⁰, the model's own."""
         return self._start
 
     def own(self, x: Tensor) -> None:
@@ -265,7 +253,6 @@ class ReplicaChannel:
         return other
 
     def resumed(self, rounds: int) -> None:
-        """Go on with the proposals of a run after so many rounds."""
         self.session.journal.resume(rounds)
 
     def decided(self, status: str | None) -> str | None:
@@ -281,7 +268,6 @@ class ReplicaChannel:
         return str(values.get("status"))
 
     def constants(self) -> Constants:
-        """Return what everybody knows; nothing is sent."""
         return self.facts.constants()
 
     def ask(self, question: Question, chosen: Sequence[int]) -> Reply:
@@ -412,11 +398,7 @@ class ReplicaSums:
         count, ours = known.count(at, name.tobytes() + own, bool(own) and kind == "vectors")
         check_weightings(count, len(weights), self.colluding)
         if ours > 1:
-            raise InputError(
-                "points-too-near",
-                "Weights that silos keep would be summed twice at points that count as one: agree "
-                "on a larger training.tol, or a smaller distance.",
-            )
+            raise refusal("points-too-near")
 
     def _check_share(self, weights: Vector) -> None:
         """Refuse a sum in which one silo has more than its share, as weights by rows may give."""
@@ -430,8 +412,7 @@ class ReplicaSums:
             )
 
     def error(self, length: int, weights: Vector) -> float:
-        """Return √d times the largest error of an entry, per unit of weight."""
-        return float(length**0.5 * self._last.error / (np.abs(weights).sum() or 1.0))
+        return self._last.relative(length, weights)
 
 
 def replica(
@@ -485,7 +466,6 @@ def _about(question: object) -> Vector | None:
 
 
 def _place(question: object) -> str:
-    """Name that point."""
     x = _about(question)
     if x is None:
         return type(question).__name__

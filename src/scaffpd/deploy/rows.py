@@ -25,9 +25,9 @@ from scaffpd.privacy.counts import CountNoise, PrivateCounts
 from scaffpd.privacy.noise import digest, secret_bytes
 from scaffpd.secure.aggregation import check_weightings
 from scaffpd.secure.keys import derived
-from scaffpd.settings.federation import FederationTerms
 from scaffpd.settings.methods import load
 from scaffpd.settings.silo import SiloFile
+from scaffpd.settings.terms import FederationTerms
 from scaffpd.training.cohort import Cohort
 
 log = logging.getLogger("scaffpd.silo")
@@ -78,7 +78,6 @@ class SiloRows:
         return int.from_bytes(derived(self._secret, b"minibatches" + self.digest), "big")
 
     def commitment(self) -> str:
-        """Return a hash of the rows, salted for this agreement."""
         return self.data.commitment(derived(self._secret, b"salt" + self.digest))
 
     def journal(self) -> Journal:

@@ -29,19 +29,19 @@ from scaffpd.deploy.refusals import (
     SENTENCES,
     UNUSABLE,
     WAITS,
-    answered,
+    refusal,
 )
 from scaffpd.deploy.rows import SiloRows
 from scaffpd.deploy.transcript import Session, Tampered
 from scaffpd.errors import InputError
 from scaffpd.files import write_file
-from scaffpd.report.folder import write_files
+from scaffpd.report.folder import MAIN, write_files
 from scaffpd.report.recording import exports
 from scaffpd.secure.keys import Identity
 from scaffpd.secure.ring import ClippedSum
-from scaffpd.settings.federation import FederationTerms
 from scaffpd.settings.model_file import model_bytes
 from scaffpd.settings.silo import SiloFile
+from scaffpd.settings.terms import FederationTerms
 
 log = logging.getLogger("scaffpd.silo")
 CARD = "card"
@@ -49,8 +49,6 @@ READY = "ready"
 PATIENCE = 20.0  # seconds after which a silo that computes says so
 DESERTED = 3600.0  # seconds without a post of others, after which the rows are free for other runs
 HEADER = LONGEST + 2**12  # bytes of a question's values: an agreement, and states of a run
-NOT_TOLD = SENTENCES[CANNOT]
-MODEL = "model.safetensors"
 
 
 class Silo:
@@ -72,7 +70,6 @@ class Silo:
 
     @cached_property
     def identity(self) -> Identity:
-        """The silo's keys."""
         self.file.folder.mkdir(parents=True, exist_ok=True)
         return Identity.stored(self.file.identity)
 
@@ -83,10 +80,11 @@ class Silo:
                 return encode(self._answer(decode(question, header=HEADER)))
         except InputError as error:
             log.warning("refused (%s): %s", error.code, plain(error))
-            about = answered(error) | {"waits": error.code in WAITS}
+            public = error if _of_others(error) else refusal(error.code)
+            about = {"code": public.code, "sentence": str(public), "waits": public.code in WAITS}
         except Exception:
             log.exception("a question failed")
-            about = {"code": CANNOT, "sentence": NOT_TOLD}
+            about = {"code": CANNOT, "sentence": SENTENCES[CANNOT]}
         return encode(Message(REFUSED, about))
 
     def _answer(self, asked: Message) -> Message:
@@ -101,7 +99,7 @@ class Silo:
                 self._mailbox.close()
             return Message(DONE)
         if asked.kind != NEWS:
-            raise InputError("question-unknown", "This silo does not know this message.")
+            raise refusal("question-unknown")
         mailbox = self._mailbox
         if mailbox is None or asked.values.get("epoch") != self._epoch:
             return Message(LOST)
@@ -125,7 +123,7 @@ class Silo:
             self.close()
         ledger = TableLedger(self.file.ledger, self.file.noted)
         try:
-            ledger.take(self.records.ledger)
+            ledger.take(lambda: self.records.known().ledger)
         except InputError as error:
             raise _public(error) from None
         try:
@@ -193,14 +191,13 @@ class Silo:
         states: list[list[object]],
         ledger: TableLedger,
     ) -> None:
-        """Run the agreement; write the model once everybody has confirmed."""
         try:
             rows = SiloRows(self.file, agreement, terms, ledger)
             session.before = rows.written_down
             if terms.privacy is None:  # with noise, a repeat is another release
                 session.journal = rows.journal()
             done = take_part(session, agreement, terms, RunStates(rows.folder), states, rows)
-            write_file(rows.folder / MODEL, model_bytes(done.model.result.x, done.setup))
+            write_file(rows.folder / MAIN, model_bytes(done.model.result.x, done.setup))
             _recorded(rows, terms, done)
         except Abandoned:
             raise
@@ -208,7 +205,7 @@ class Silo:
             raise _public(error) from None
         except BaseException:  # the operator's own code may even exit
             log.exception("the run failed")  # the details may contain data and stay here
-            raise InputError(CANNOT, NOT_TOLD) from None
+            raise refusal(CANNOT) from None
 
 
 def _recorded(rows: SiloRows, terms: FederationTerms, done: Finished) -> None:
@@ -227,5 +224,9 @@ def _recorded(rows: SiloRows, terms: FederationTerms, done: Finished) -> None:
 def _public(error: InputError) -> InputError:
     """Return the error as others get it; the log has it whole."""
     log.error("%s", error)
-    public = isinstance(error, Tampered | ClippedSum) or error.code in PUBLIC
-    return error if public else InputError(CANNOT, NOT_TOLD)
+    return error if _of_others(error) or error.code in PUBLIC else refusal(CANNOT)
+
+
+def _of_others(error: InputError) -> bool:
+    """Whether it is about what others have posted."""
+    return isinstance(error, Tampered | ClippedSum)

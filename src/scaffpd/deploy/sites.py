@@ -26,7 +26,7 @@ from scaffpd.privacy.counts import CountNoise
 from scaffpd.privacy.private import public_smoothness
 from scaffpd.secure.aggregation import colluding_of
 from scaffpd.secure.ring import BYTES, Places
-from scaffpd.settings.federation import FederationTerms
+from scaffpd.settings.terms import FederationTerms
 
 
 def sent(d: int, method: Algorithm) -> int:
@@ -50,7 +50,6 @@ class SiloSites:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All silos."""
         return self.session.names
 
     @property
@@ -75,7 +74,6 @@ class SiloSites:
         return total, noise.limits
 
     def total(self, question: RowQuestion) -> Matrix:
-        """Add up everybody's masked answer."""
         own = np.zeros(question.shape)
         if self.rows is not None:
             own = question.answer(self.rows.data, 0)
@@ -88,11 +86,9 @@ class SiloSites:
         return self.session.total(question.part, own.astype(np.int64), places)
 
     def agree(self, kind: str, values: Mapping[str, object], arrays: Arrays) -> Arrays:
-        """Let the first silo propose what all know."""
         return self.session.propose(kind, values, arrays)[1]
 
     def federation(self, encoding: Encoding, model: Model) -> Federation:
-        """Return the silos with the agreed model, or with the silos' own network or noise."""
         cohort = None if self.rows is None else self.rows.cohort(encoding, model)
         private = self.terms.privacy
         found = replica(
@@ -108,7 +104,6 @@ class SiloSites:
         return found
 
     def _facts(self, encoding: Encoding, model: Model) -> PublicFacts:
-        """Return what everybody knows of the losses, from the agreement alone."""
         terms = self.terms
         rows = np.array([*terms.counted.values()], np.int64)
         rate = terms.training.rate
@@ -134,7 +129,6 @@ class SiloSites:
         return {split: own for split, own in found.items() if own.counts.any()}
 
     def own(self, federation: Federation, x: Tensor) -> Tensor | None:
-        """Return this silo's model near x."""
         channel = federation.channel
         assert isinstance(channel, ReplicaChannel)
         return None if channel.rows is None else channel.rows.own(x)

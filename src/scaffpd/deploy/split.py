@@ -56,6 +56,5 @@ def held_rows(marks: Matrix, share: float, least: int) -> Mask:
 
 
 def _drawn(secret: bytes, names: Sequence[str]) -> NDArray[np.float64]:
-    """Return a number in [0, 1) for every name."""
     found = [hashlib.blake2b(name.encode(), key=secret, digest_size=8).digest() for name in names]
     return np.frombuffer(b"".join(found), np.uint64).astype(np.float64) * 2.0**-64

@@ -32,9 +32,9 @@ from scaffpd.data.tabular.read import names_in, read_columns, rows_with
 from scaffpd.data.tabular.survival import survived
 from scaffpd.errors import InputError
 from scaffpd.models.losses import LOSSES
-from scaffpd.settings.federation import FederationTerms
 from scaffpd.settings.methods import load
 from scaffpd.settings.silo import SiloData, SiloFile
+from scaffpd.settings.terms import FederationTerms
 from scaffpd.tasks import timed
 from scaffpd.tasks.base import Target, Task
 from scaffpd.training.cohort import Pair
@@ -44,31 +44,20 @@ FARTHEST = 1e100  # beyond it a target is none: its square would be no number
 
 
 class Wanted(NamedTuple):
-    """What to read of a table; all of it where nothing is agreed yet.
+    """What to read of a table; all of it where nothing is agreed yet."""
 
-    Attributes:
-        columns: their names, in the agreement's order.
-        categories: those of them that hold categories.
-        task: what is predicted.
-        schema: the agreed columns; `None` before there is an agreement.
-        noisy: whether all that leaves has noise.
-        curved: whether numbers are cut by thresholds.
-        loss: of the model, if it is linear.
-    """
-
-    columns: tuple[str, ...] = ()
-    categories: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()  # in the agreement's order
+    categories: tuple[str, ...] = ()  # those of them that hold categories
     task: Task | None = None
     schema: Schema | None = None
-    noisy: bool = False
-    curved: bool = False
-    loss: str = ""
+    noisy: bool = False  # whether all that leaves has noise
+    curved: bool = False  # whether numbers are cut by thresholds
+    loss: str = ""  # of the model, if it is linear
 
     @classmethod
     def of(
         cls, schema: Schema, task: Task, noisy: bool = False, curved: bool = False, loss: str = ""
     ) -> Wanted:
-        """Read what a schema names."""
         columns = schema["columns"]
         texts = [column["name"] for column in columns if column["kind"] == CATEGORY]
         names = tuple(column["name"] for column in columns)
@@ -76,7 +65,6 @@ class Wanted(NamedTuple):
 
     @classmethod
     def agreed(cls, terms: FederationTerms) -> Wanted:
-        """Read what an agreement names, as it may have a part in its sums."""
         loss = str(terms.linear().get("loss", ""))
         noisy = terms.privacy is not None
         return cls.of(terms.encoding(), terms.task, noisy, terms.curved, loss)
@@ -86,27 +74,17 @@ ANYTHING = Wanted()
 
 
 class Found(NamedTuple):
-    """What was read.
+    """What was read."""
 
-    Attributes:
-        features: of rows with a target.
-        target: likewise.
-        goal: the target as it is read with nothing agreed.
-        there: of all rows of the table, which have a target.
-        subjects: of all rows, whom they are about.
-        extra: further columns of encoded targets.
-    """
-
-    features: FeatureTable
+    features: FeatureTable  # of rows with a target
     target: Target
-    goal: DataColumn
-    there: Mask
-    subjects: Names | None = None
-    extra: tuple[Matrix, ...] = ()
+    goal: DataColumn  # the target as it is read with nothing agreed
+    there: Mask  # of all rows of the table, which have a target
+    subjects: Names | None = None  # of all rows, whom they are about
+    extra: tuple[Matrix, ...] = ()  # further columns of encoded targets
 
 
 def column_by_column(file: SiloFile, wanted: Wanted) -> Found:
-    """Read a table whose columns are of one kind each."""
     source = file.data
     owner = f"Silo {file.name!r}"
     if source.entry is not None:
@@ -227,7 +205,6 @@ def _goals(source: SiloData) -> list[str]:
 
 
 def _loaded(file: SiloFile) -> Pair:
-    """Return the X and y of an operator's own code."""
     entry = file.data.entry
     assert entry is not None
     given = load(file.path.parent, entry)

@@ -30,10 +30,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from scaffpd.deploy.messages import EPOCH, Array, Json, JsonMapping, Message, decode, encode
+from scaffpd.deploy.messages import EPOCH, Array, JsonMapping, Message, decode, encode
 from scaffpd.errors import InputError
 from scaffpd.federation import Traffic, Vector
 from scaffpd.federation.border import Part, Shown
+from scaffpd.fields import Json
 from scaffpd.files import JsonLines
 from scaffpd.secure.keys import SIGNATURE, Card, Identity, Masks
 from scaffpd.secure.ring import Places, add, narrow, wide
@@ -87,7 +88,6 @@ class Point:
         return cls(f"{kind} {len(x)}", (padded.reshape(rows, width).sum(0) / rows**0.5).tobytes())
 
     def near(self, other: Point, distance: float) -> bool:
-        """Whether two points count as one."""
         if self == other:
             return True
         if self.kind.split()[0] != other.kind.split()[0] or (
@@ -98,12 +98,10 @@ class Point:
         return bool(np.linalg.norm(np.atleast_1d(mine - theirs)) <= distance)
 
     def __str__(self) -> str:
-        """Write it for the ledger."""
         return f"{self.kind} {b64encode(self.sketch).decode()}"
 
     @classmethod
     def read(cls, text: str) -> Point:
-        """Read what a ledger has."""
         kind, _, sketch = text.rpartition(" ")
         return cls(kind, b64decode(sketch))
 
@@ -136,7 +134,6 @@ class Weightings:
 
     @property
     def objectives(self) -> int:
-        """How many objectives there are, this run's included."""
         return len(self._objectives | {self._objective})
 
     def count(self, point: Point, weighting: bytes, own: bool = False) -> tuple[int, int]:
@@ -176,7 +173,6 @@ class Journal:
                 self._note(*entry)
 
     def begin(self) -> None:
-        """Begin an epoch."""
         self._rounds = 0
         self._place = "start"
         self._counts = Counter[str]()
@@ -188,18 +184,15 @@ class Journal:
         self._counts.clear()
 
     def next_round(self) -> None:
-        """Go on with the proposals of the next round."""
         self._place = f"round {self._rounds}"
         self._rounds += 1
         self._counts.clear()
 
     def key(self, kind: str) -> str:
-        """Name the next proposal of a kind."""
         self._counts[kind] += 1
         return f"{self._place} {kind} {self._counts[kind]}"
 
     def before(self, key: str) -> bytes | None:
-        """Return what this silo itself has proposed there."""
         return b64decode(self._bodies[key]) if key in self._bodies else None
 
     def proposed(self, key: str, body: bytes, own: bool) -> None:
@@ -217,7 +210,6 @@ class Journal:
             self._note(key, found, again)
 
     def write(self) -> None:
-        """Write down what is new."""
         if self._new and self._lines is not None:
             self._lines.append(self._new)
         self._new.clear()
@@ -253,7 +245,6 @@ class Session:
 
     @property
     def proposes(self) -> bool:
-        """Whether this is the first silo."""
         return self.name == self.names[0]
 
     def open(self, about: JsonMapping) -> dict[str, Json]:

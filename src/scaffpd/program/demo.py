@@ -75,7 +75,6 @@ class _Phases(Nobody):
         self.phase = phase
 
     def begin(self, model: str, names: Sequence[str], rounds: int, tol: float | None) -> None:
-        """Say its name."""
         self.phase(f"Training the {model} model")
 
 
@@ -94,7 +93,6 @@ def _stations(seed: int) -> Prepared:
 
 
 def write_stations(found: Record, folder: Path, command: str) -> None:
-    """Write the record and its tables."""
     made = record("demo", "Twelve stations, four of them new", command, found)
     write_files(folder, exports(made))
     made.write(folder)

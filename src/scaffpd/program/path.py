@@ -39,7 +39,6 @@ def knee(points: Sequence[Spread], upwards: bool) -> int:
 
 
 def walkable(config: RunConfig) -> None:
-    """Refuse settings that no path goes along."""
     if config.privacy is not None:
         raise InputError(
             "path-with-privacy",

@@ -113,7 +113,6 @@ def _encoded(config: RunConfig, table: ClientTable, seed: int, secret: bytes | N
 
 
 def _private(config: RunConfig, counts: PrivateCounting | None) -> list[str]:
-    """Say what a private run does otherwise."""
     remarks = []
     if config.privacy is not None and config.model.l2 == AUTO:
         remarks.append(

@@ -1,9 +1,11 @@
-"""From settings to the models that a run trains, and to what joining brings on held-out rows."""
+"""What `train` and `path` do: from settings to a folder with models, tables and record."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -12,15 +14,19 @@ from scaffpd.algorithms.base import Algorithm
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation
 from scaffpd.files import load_or_create
+from scaffpd.numbers import between
 from scaffpd.objectives import Average
-from scaffpd.pipeline.columns import Ready
-from scaffpd.pipeline.judging import MOST_NUMBERS
+from scaffpd.pipeline.columns import Ready, settle
+from scaffpd.pipeline.judging import MOST_NUMBERS, Judged, effects, held_out_scores
 from scaffpd.pipeline.models import TOL, Contest, Trained, uncertified
 from scaffpd.pipeline.prepared import Prepared
+from scaffpd.pipeline.run import Record, Settings, Watcher, run
 from scaffpd.privacy import Private
 from scaffpd.privacy.counts import spent_on_counts
+from scaffpd.program import path
 from scaffpd.program.prepare import Source
-from scaffpd.report.folder import SECRET
+from scaffpd.report.folder import SECRET, Kind, RunFolder, reading, title
+from scaffpd.report.recording import record
 from scaffpd.settings.run import RunConfig
 from scaffpd.settings.tables import AUTO
 from scaffpd.study.gains import AVERAGE, FAIR, PERSONAL, Joining
@@ -205,3 +211,81 @@ def settled(config: RunConfig, federation: Federation) -> RunConfig:
         )
     found = TOL if tol is None else tol
     return config.with_tol(0.0 if reason is not None else found)
+
+
+class Screen(Watcher, Protocol):
+    """Where a run says what it does."""
+
+    def phase(self, what: str, share: float = 0.0) -> None:
+        """Begin with something that takes a while, or say how much of it is done."""
+
+    def say(self, *lines: str) -> None:
+        """Say something that stays."""
+
+
+def one_run(kind: Kind, config: RunConfig, place: Path, fresh: bool, screen: Screen) -> Record:
+    """Read, train, judge on held-out rows, and write all of it."""
+    if kind == "path":
+        path.walkable(config)
+    folder = RunFolder(place)
+    folder.check(kind, config, fresh)
+    screen.phase(f"Reading {config.name}")
+    going_on = not fresh and (place / SECRET).exists()
+    source = Source(config)
+    prepared = source.prepared(secret=noise_secret(place) if going_on else None)
+    config = config.counting([len(y) for _, y in prepared.train])
+    check_asked(config, prepared)
+    screen.phase("Setting the strength of every column by evidence")
+    ready = settle(prepared.encoding, prepared.sites, prepared.model)
+    config = settled(config, ready.federation)
+    screen.say(f"{prepared.about}; {len(prepared.names)} clients", *prepared.remarks)
+    if config.privacy is not None:
+        noise = private(config, prepared)
+        screen.say(
+            f"Noise for ε = {noise.budget:g} in {config.training.rounds} rounds: "
+            f"z = {between(noise.noise or 0.0)} for gradients, "
+            f"z_L = {between(noise.loss_noise or 0.0)} for losses."
+        )
+
+    def judge(found: Record) -> Record:
+        joining: Joining | str = ""
+        table = None
+        if kind == "path":
+            found = replace(found, models=path.suggested(found.models, prepared))
+        else:
+            joining = joining_of(config, source, prepared, found.models, screen.phase)
+        screen.phase("Scoring the models on held-out rows")
+        scores = held_out_scores(prepared, found.models)
+        if kind == "train" and config.privacy is None:
+            table = effects(prepared, config.model.personal)
+        return replace(found, own=Judged(prepared, joining, scores, table))
+
+    with folder.opened(kind, config, fresh):
+        found = run(
+            Settings(
+                prepared.encoding,
+                path.walk(config, prepared, ready)
+                if kind == "path"
+                else contests(config, prepared, ready, place),
+                rounds=config.training.rounds,
+                seed=config.training.seed,
+                checkpoint=folder.checkpoint,
+                judge=judge,
+            ),
+            prepared.sites,
+            watcher=screen,
+            ready=ready,
+        )
+        folder.write(
+            record(
+                kind,
+                title(config, prepared),
+                folder.command(kind),
+                found,
+                config=folder.settings(kind, config),
+                reading=reading(config),
+                path=path.about(config, prepared, found.models) if kind == "path" else None,
+            ),
+            found,
+        )
+    return found

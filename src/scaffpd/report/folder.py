@@ -100,7 +100,6 @@ class RunFolder:
 
     @contextmanager
     def opened(self, kind: Kind, config: RunConfig, fresh: bool) -> Iterator[None]:
-        """Make the folder, lock it, and write the settings."""
         self.check(kind, config, fresh)
         make_folder(self.path)
         make_folder(self.path / "checkpoint")
@@ -130,20 +129,16 @@ class RunFolder:
         return not text or (self.kind() == kind and same)
 
     def settings(self, kind: Kind, config: RunConfig) -> str:
-        """Return the settings file."""
         return config.toml(self.path, self.command(kind))
 
     def command(self, kind: Kind) -> str:
-        """Return the command that makes the run again."""
         return f"scaffpd {kind} {shlex.quote((self.path / 'config.toml').as_posix())}"
 
     def checkpoint(self, contest: Contest) -> Checkpoint:
-        """Return where the states of a model are stored."""
         file = "".join(c if c.isalnum() else "-" for c in contest.name)
         return Checkpoint(self.path / "checkpoint" / f"{file}.npz")
 
     def write(self, run: RunRecord, found: Record) -> None:
-        """Write record, models and tables."""
         assert found.own is not None
         prepared = found.own.rows
         models = found.models
@@ -169,7 +164,6 @@ class RunFolder:
 
 
 def write_files(folder: Path, files: Mapping[str, str | bytes]) -> None:
-    """Write files by name, each all of it or nothing."""
     for name, text in files.items():
         write_file(folder / name, text)
 
@@ -228,12 +222,10 @@ def _lasting(text: str) -> dict[str, object] | None:
 
 
 def title(config: RunConfig, prepared: Prepared) -> str:
-    """Name the run in a few words."""
     return f"{config.name}: {several(len(prepared.names), prepared.word)}"
 
 
 def reading(config: RunConfig) -> TableReading | None:
-    """Return how the run reads its table; `None` where it has none."""
     table = config.table
     if table is None:
         return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeVar
@@ -26,6 +27,7 @@ from pydantic import (
     ValidationInfo,
 )
 
+import scaffpd
 from scaffpd.errors import InputError
 from scaffpd.files import write_file
 from scaffpd.numbers import plural
@@ -163,7 +165,6 @@ class ModelRecord(RecordPart):
 
     @property
     def last(self) -> RoundRecord:
-        """The last round with losses."""
         known = [one for one in self.history if one.losses]
         return known[-1] if known else RoundRecord(round=0)
 
@@ -234,7 +235,6 @@ class JoiningRecord(RecordPart):
 
     @property
     def order(self) -> list[str]:
-        """The clients, the one that gains most first."""
         return sorted(self.by_client, key=lambda client: -self.gain(client))
 
 
@@ -323,6 +323,11 @@ class RunRecord(RecordPart):
     fills: dict[str, dict[str, float | str]] = {}  # for missing values, by client and column
 
     @classmethod
+    def now(cls, **parts: object) -> Self:
+        made = datetime.now(UTC).isoformat(timespec="seconds")
+        return cls.model_validate({"made": made, "version": scaffpd.__version__, **parts})
+
+    @classmethod
     def read(cls, folder: Path) -> Self:
         """Read the record in a folder, or refuse it with one sentence."""
         file = folder / NAME
@@ -373,11 +378,9 @@ class RunRecord(RecordPart):
 
     @property
     def scored(self) -> bool:
-        """Whether any model has scores."""
         return any(model.overall for model in self.models)
 
     def value(self, score: ClientScore) -> float | None:
-        """Return the run's measure on the rows that scores are about."""
         return score.test_score if self.split == "test" else score.train_score
 
     @property
@@ -391,7 +394,6 @@ class RunRecord(RecordPart):
 
     @property
     def scored_rows(self) -> str:
-        """The rows that scores are about, in words."""
         return "held-out rows" if self.split == "test" else "rows trained on"
 
     @property
@@ -411,7 +413,6 @@ class RunRecord(RecordPart):
 
 
 def is_run(folder: Path) -> bool:
-    """Return whether a folder has the record of a run."""
     return (folder / NAME).is_file()
 
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Literal, TypeVar
 
 import numpy as np
 
-import scaffpd
 from scaffpd.files import csv_text
 from scaffpd.machine import environment
 from scaffpd.models import Linear
 from scaffpd.models.linear import AUTO
-from scaffpd.pipeline.judging import CoefficientRow
+from scaffpd.pipeline.judging import CoefficientRow, Judged
 from scaffpd.pipeline.models import Trained
 from scaffpd.pipeline.prepared import Prepared
 from scaffpd.pipeline.run import Record
@@ -56,18 +54,11 @@ def record(
     """Make the record of a run as its page and `predict` read it."""
     assert found.own is not None
     prepared = found.own.rows
-    joining = found.own.joining
     effects = found.own.effects
-    measured = None
-    if isinstance(joining, Joining):
-        measured = joining_record(joining, prepared.model.loss)
-    caution = "" if isinstance(joining, Joining) else joining
-    return RunRecord(
+    return RunRecord.now(
         kind=kind,
         title=title,
         command=command,
-        made=datetime.now(UTC).isoformat(timespec="seconds"),
-        version=scaffpd.__version__,
         task=prepared.task,
         measure=prepared.task.measure,
         split=prepared.split,
@@ -76,11 +67,9 @@ def record(
         clients=list(prepared.names),
         models=[_model(one, prepared) for one in found.models],
         remarks=list(prepared.remarks),
-        cautions=[caution] if caution else [],
         path=path,
         privacy=_privacy(found.models),
-        joining=measured,
-        **vars(found.own.scores),
+        **judged_parts(found.own),
         effects=_effects(effects, prepared) if effects else [],
         between_share=effects.share if effects else None,
         settings=_settings(prepared),
@@ -89,6 +78,15 @@ def record(
         reading=reading,
         fills={client: dict(own) for client, own in prepared.fills.items()},
     )
+
+
+def judged_parts(own: Judged) -> dict[str, object]:
+    """Return how models serve rows that are here, and what joining brings there or why not."""
+    brings = own.joining
+    if isinstance(brings, Joining):
+        joining = {"joining": joining_record(brings, own.rows.model.loss)}
+        return {**vars(own.scores), **joining}
+    return {**vars(own.scores), "cautions": [brings] if brings else []}
 
 
 def _effects(found: CoefficientTable, prepared: Prepared) -> list[CoefficientRow]:
@@ -109,7 +107,6 @@ def _effects(found: CoefficientTable, prepared: Prepared) -> list[CoefficientRow
 
 
 def _model(one: Trained, prepared: Prepared) -> ModelRecord:
-    """Describe how a model was trained, how that ended, and how it serves every client."""
     result = one.result
     kind = type(one.contest.algorithm).__name__
     clients = _client_scores(one)
@@ -232,7 +229,6 @@ def _privacy(models: Sequence[Trained]) -> PrivacyRecord | None:
 
 
 def described(model: Linear) -> str:
-    """Describe a model in a phrase."""
     ridge = "by evidence" if model.l2 == AUTO else f"{np.max(model.l2):g}"
     return f"{model.called}, ridge {ridge}{'' if model.beyond else ', no intercept'}"
 

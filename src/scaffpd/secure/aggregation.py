@@ -53,12 +53,10 @@ def cap_of(clients: int, colluding: int) -> float:
 
 
 def most_weightings(clients: int, colluding: int) -> int:
-    """Return how many weightings of the same vectors may be summed."""
     return min(2, clients - colluding - 1)
 
 
 def check_weightings(count: int, clients: int, colluding: int | None) -> None:
-    """Refuse more weightings of the same vectors than are safe."""
     t = colluding_of(clients, colluding)
     most = most_weightings(clients, t)
     if count > most:
@@ -80,7 +78,6 @@ class RingSums:
     _last: Places | None = field(default=None, init=False)
 
     def sum(self, part: str, vectors: Vectors, asked: ClientSelection, weights: Vector) -> Tensor:
-        """Return Σ_i w_i v_i."""
         own = np.array(weights[asked.index])
         if vectors.addends is not None:
             shared = vectors.addends(torch.from_numpy(own))
@@ -94,9 +91,7 @@ class RingSums:
         return torch.from_numpy(total.reshape(vectors.shape or asked.like.shape)).to(asked.like)
 
     def error(self, length: int, weights: Vector) -> float:
-        """Return √d times the largest error of an entry of the last sum, per unit of weight."""
-        error = 0.0 if self._last is None else self._last.error
-        return float(length**0.5 * error / (np.abs(weights).sum() or 1.0))
+        return 0.0 if self._last is None else self._last.relative(length, weights)
 
 
 def _total(rows: NDArray[np.float64], places: Places) -> Vector:

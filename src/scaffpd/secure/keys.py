@@ -63,7 +63,6 @@ class Card:
 
     @cached_property
     def digits(self) -> str:
-        """The card as text."""
         return (self.signs + self.masks).hex()
 
     @property
@@ -72,7 +71,6 @@ class Card:
         return hashlib.sha256(self.signs + self.masks).hexdigest()
 
     def signed(self, signature: bytes, message: bytes) -> bool:
-        """Return whether the signature is this silo's."""
         try:
             Ed25519PublicKey.from_public_bytes(self.signs).verify(signature, message)
         except InvalidSignature:
@@ -98,11 +96,9 @@ class Identity:
         return cls(load_or_create(path))
 
     def sign(self, message: bytes) -> bytes:
-        """Return a signature."""
         return self._signs.sign(message)
 
     def shared(self, card: Card) -> bytes:
-        """Return the secret that this silo and another always share."""
         return self._masks.exchange(X25519PublicKey.from_public_bytes(card.masks))
 
 

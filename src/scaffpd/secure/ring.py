@@ -54,6 +54,10 @@ class Places:
         """The largest error of an entry of a sum, N 2⁻ᶠ."""
         return math.ldexp(self.terms, -int(self.fraction.min(initial=FRACTION)))
 
+    def relative(self, length: int, weights: Vector) -> float:
+        """Return √d times that error, per unit of weight."""
+        return float(length**0.5 * self.error / (np.abs(weights).sum() or 1.0))
+
     @property
     def bytes(self) -> int:
         """The length of a message, the count of clipped vectors included."""
@@ -110,6 +114,5 @@ def wide(values: Vector, terms: int) -> tuple[Places, Vector]:
 
 
 def narrow(total: Vector) -> Vector:
-    """Return the sums of numbers that `wide` has split."""
     whole, fraction = total.reshape(2, -1)
     return whole + fraction

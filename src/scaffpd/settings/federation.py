@@ -1,449 +1,29 @@
-"""`federation.toml`: what silos agree on, and the coordinator's own settings."""
+"""`federation.toml`: the coordinator's settings, and which terms no run across organisations has.
+
+What cannot be is refused from the terms, before any number leaves.
+"""
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Mapping
-from dataclasses import replace
-from difflib import get_close_matches
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import BeforeValidator, Field, StringConstraints, ValidationInfo, model_validator
+from pydantic import Field, StringConstraints
 
 import scaffpd.fields as key
-from scaffpd.algorithms import Algorithm, Fair, MinimaxSums
-from scaffpd.data.tabular.agree import (
-    LARGEST,
-    LONGEST,
-    MOST_CATEGORIES,
-    REST,
-    Column,
-    Schema,
-    encoded_features,
-    width,
-)
-from scaffpd.data.tabular.columns import CATEGORY, NUMBER
-from scaffpd.data.tabular.schemas import MOST_COLUMNS, MOST_FEATURES, checked_schema
-from scaffpd.data.tabular.settings import CURVES
-from scaffpd.errors import InputError, unknown
-from scaffpd.fields import Json, Needs, SettingsTable, read_toml, validated
-from scaffpd.models import Personal
+from scaffpd.algorithms import ALGORITHMS, Fair
+from scaffpd.algorithms.base import SLOPES, VECTORS
+from scaffpd.errors import InputError
+from scaffpd.federation.border import shown
+from scaffpd.fields import Needs, read_toml, validated
 from scaffpd.models.cox import refuse_noise, refuse_powers
-from scaffpd.models.losses import LOSSES
-from scaffpd.objectives.floored import Floored, floor_of
-from scaffpd.pipeline.columns import Plan
-from scaffpd.pipeline.sites import Model, NamedModel
-from scaffpd.privacy import LOCAL_STEPS, ROUNDS
-from scaffpd.privacy.private import private_ridge
-from scaffpd.secure import SHARE
-from scaffpd.secure.aggregation import FEWEST, cap_of, colluding_of, most_weightings
-from scaffpd.settings.deployable import Deployed, refuse_noisy, refuse_shown
-from scaffpd.settings.methods import (
-    PACKAGE,
-    MethodTable,
-    ObjectiveTable,
-    Rate,
-    algorithm_of,
-    changed,
-    found_classes,
-    listed,
-)
-from scaffpd.settings.model_file import linear, strength_of
-from scaffpd.settings.tables import AUTO, AutoKappa, AutoRidge, OwnCode, PrivacyBudget
-from scaffpd.tasks import solving, timed
-from scaffpd.tasks.base import Task
+from scaffpd.secure.aggregation import FEWEST, most_weightings
+from scaffpd.settings.tables import AUTO, OwnCode
+from scaffpd.settings.terms import DeployedPrivacy, FederationTerms
 
 SILO = {"data": "a silo's silo.toml; a coordinator's federation.toml is needed"}
-MOST_LABELS = 1000  # a softmax has a coefficient of every column for each
-LARGEST_EPSILON = 20.0
-USUAL_TOL = 1e-6
-EPSILONS = f"a number from 1e-6 to {LARGEST_EPSILON:g}"
-LARGEST_SUMS = 2**18  # N d² up to which Hessians are summed: 2 MB to every silo
-NUMBERS = "number"  # the kind of a column without a range
-Title = Annotated[str, StringConstraints(min_length=1, max_length=LONGEST)]
-Size = Annotated[int, Field(ge=1, le=MOST_FEATURES)]
-Rows = Annotated[int, Field(ge=1, le=10**9), Needs("a whole number from 1 to 1000000000")]
-Label = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
-Categories = Annotated[list[Title], Field(min_length=1, max_length=MOST_CATEGORIES)]
-ColumnKind = Annotated[
-    Title | key.Range | Categories,
-    Needs('"number", [least, largest] or a list of categories such as ["f", "m", "*"]'),
-]
-
-
-def _names(given: object) -> object:
-    """Read numbers among categories as texts, as tables have them."""
-    if not isinstance(given, dict):
-        return given
-    return {
-        name: [str(one) if isinstance(one, int | float) else one for one in kind]
-        if isinstance(kind, list) and any(isinstance(one, str) for one in kind)
-        else kind
-        for name, kind in given.items()
-    }
-
-
-def _kinds() -> tuple[str, ...]:
-    """Return the losses of linear models; of times to an event, that without periods."""
-    return *LOSSES, timed().loss()
-
-
-class FederationModel(SettingsTable):
-    """[model] of a federation: a linear model by its loss, or the silos' name of a network."""
-
-    # a loss; left out, it goes by the labels: squared, logistic or softmax
-    kind: key.Name | None = None
-    l2: AutoRidge = "auto"  # by evidence, from masked sums; 0.1 with noise
-    # κ of personal models near the shared one; left out, there is one
-    kappa: AutoKappa | None = None
-
-    @property
-    def network(self) -> str | None:
-        """Name of a network; `None` for a linear model."""
-        return None if self.kind is None or self.kind in _kinds() else self.kind
-
-    @model_validator(mode="after")
-    def _networks_have_a_name_only(self, info: ValidationInfo[Path]) -> Self:
-        more = self.model_fields_set - {"kind"}
-        if self.network is not None and get_close_matches(self.network, [*_kinds(), "linear"]):
-            raise unknown(f"model.kind in {info.context.name!r},", self.network, _kinds())
-        if self.network is not None and more:
-            raise InputError(
-                "network-with-settings",
-                f"{info.context.name!r} has model.{min(more)}, which only linear models "
-                f"take: silos know the network {self.kind!r} by its name.",
-            )
-        return self
-
-
-class FederationTraining(SettingsTable):
-    """[training]: the most rounds, the certified gap to stop at, and the seed."""
-
-    # by default fewer with [privacy]
-    rounds: Annotated[int, Field(ge=1, le=10**6), Needs("a whole number from 1 to 1000000")] = 1000
-    tol: Annotated[float, Field(ge=0, le=1e6), Needs("a number from 0 to 1e6")] | None = None
-    seed: key.Whole = 0
-    # η of local steps, where a method's server needs to know how curved losses are
-    rate: Rate | None = None
-
-
-class DeployedPrivacy(PrivacyBudget):
-    """[privacy] of a federation."""
-
-    # a run with a larger ε would be another weighting of the same rows, that nobody counts
-    epsilon: Annotated[float, Field(ge=1e-6, le=LARGEST_EPSILON), Needs(EPSILONS)]
-    # whether silos share the noise of gradients under their masks: then a silo's is smaller, and
-    # protects as long as no more than `colluding` silos leave theirs out
-    shared: key.Switch = False
-
-
-class FederationTerms(SettingsTable):
-    """What all silos agree on; everything in it is part of the agreement's hash."""
-
-    name: Annotated[key.Text, Field(max_length=100), Needs("up to 100 characters")] = "federation"
-    silos: key.Names  # in the order of the results; the first one proposes the next point
-    # the data dictionary: "number", a range, or the categories of every column ("*": all others);
-    # a list of numbers is the shape of features without names
-    columns: Annotated[
-        Annotated[dict[Title, ColumnKind], Field(min_length=1, max_length=MOST_COLUMNS)]
-        | Annotated[list[Size], Field(min_length=1, max_length=8)],
-        BeforeValidator(_names),
-        Needs('a table such as age = "number"'),
-    ]
-    # of a classification; left out, the target is a number
-    labels: (
-        Annotated[
-            list[Label] | list[Title],
-            Field(min_length=2, max_length=MOST_LABELS),
-            Needs(f"2 to {MOST_LABELS} labels"),
-        ]
-        | None
-    ) = None
-    # numbers have steps beside lines, at thresholds from masked histograms: as `train` has it
-    curves: Annotated[str, key.one_of(CURVES)] = "off"
-    # with curves and without noise, the most pairs of columns that act together
-    pairs: Annotated[int, Field(ge=0, le=1000), Needs("a whole number from 0 to 1000")] = 8
-    model: FederationModel = Field(default_factory=dict, validate_default=True)
-    algorithm: MethodTable = MethodTable()
-    objective: ObjectiveTable | None = None
-    training: FederationTraining = FederationTraining()
-    # training rows of every silo, rounded down by its operator; left out, silos count alike
-    rows: dict[Title, Rows] | None = None
-    # t, how many silos may show others all that they know; a third of them if left out
-    colluding: Annotated[int, Field(ge=1, le=1000), Needs("a whole number >= 1")] | None = None
-    # c, the average's share of the objective: every silo keeps c p_i of the weight, whatever others
-    # claim; left out, what the usual limits.share of silos takes
-    floor: Annotated[float, Field(ge=0, le=0.9), Needs("a number from 0 to 0.9")] | None = None
-    # points nearer than this count as one; left out, the root of training.tol over 100,000
-    near: Annotated[float, Field(ge=0, le=1), Needs("a number from 0 to 1")] | None = None
-    privacy: DeployedPrivacy | None = None
-    _path: Path
-    _method: Algorithm | None = None
-
-    def model_post_init(self, context: Path) -> None:
-        """Make the method, unless it takes code that is not the package's own."""
-        self._path = context
-        if not self.own:
-            self._make({})
-
-    @property
-    def own(self) -> dict[str, str]:
-        """Names of a method and of an objective that are not the package's own."""
-        tables = {"method": self.algorithm, "objective": self.objective}
-        return {
-            what: table.kind
-            for what, table in tables.items()
-            if table is not None and table.kind not in PACKAGE[what]
-        }
-
-    @property
-    def settled(self) -> bool:
-        return self._method is not None
-
-    def settle(self, lists: OwnCode, folder: Path) -> None:
-        """Load own classes that a file of this machine lists, and check what depends on them."""
-        self._make(found_classes(self.own, lists, folder))
-        self.check()
-
-    def _make(self, own: Mapping[type, type]) -> None:
-        """Make the method, and complete the settings whose defaults depend on it."""
-        given = self.algorithm.given
-        objective = None if self.objective is None else self.objective.given
-        method = algorithm_of(given, objective, self._path, partial(listed, own=own))
-        fixed = "local_steps" in given or not hasattr(method, "local_steps")
-        if self.privacy is not None and not fixed:
-            steps = 1 if self.privacy.shared else LOCAL_STEPS  # each costs privacy
-            method = changed(method, local_steps=steps)
-        self._method = self._floored(self._safe(method))
-
-    def _safe(self, method: Algorithm) -> Algorithm:
-        """Cap what one silo may weigh; take the method whose losses stay at silos, if there is one.
-
-        It is decided here, from the terms alone, for silos agree to what leaves them.
-        """
-        objective = getattr(method, "objective", None)
-        n = len(self.silos)
-        if objective is None or n < FEWEST:
-            return method
-        if "cap" in objective.arguments() and objective.cap is None:
-            cap = cap_of(n, self._colluding)
-            objective = objective.with_arguments(cap=cap)
-            method = changed(method, objective=objective)
-        if method != Fair(objective) or self.privacy is not None or not objective.separable:
-            return method
-        if self.model.network is not None:
-            return method
-        model = self.linear()
-        d = (width(self.encoding()) + 1) * model.get("classes", 1)  # and more with curves
-        bounded = not self.task.timed and LOSSES[model["loss"]].not_negative
-        return MinimaxSums(objective) if bounded and d * d * n <= LARGEST_SUMS else method
-
-    def _floored(self, method: Algorithm) -> Algorithm:
-        """Put a floor under every weight, so that nobody's claims leave one silo in a sum."""
-        objective = getattr(method, "objective", None)
-        n = len(self.silos)
-        if objective is None or not objective.simplex or n < FEWEST:
-            return method
-        floor = floor_of(objective, n, self._colluding, SHARE) if self.floor is None else self.floor
-        return changed(method, objective=Floored(objective, floor)) if floor else method
-
-    @property
-    def method(self) -> Algorithm:
-        """Algorithm with its objective; own code has to be loaded first, by `settle`."""
-        assert self._method is not None
-        return self._method
-
-    @property
-    def counted(self) -> dict[str, int]:
-        """What silos count for, in their order: their agreed rows, or 1."""
-        return {name: (self.rows or {}).get(name, 1) for name in self.silos}
-
-    @property
-    def task(self) -> Task:
-        """What is predicted: it goes by the loss, and by whether there are labels."""
-        loss = "" if self.model.network else self.model.kind or ""
-        return solving(loss, self.labels is not None)
-
-    @property
-    def certified(self) -> bool:
-        """Whether a run proves how good its result is."""
-        return self.method.proves and self.privacy is None
-
-    @property
-    def curved(self) -> bool:
-        """Whether numbers have curves, or may have them while the method is not known."""
-        able = not self.settled or isinstance(self.method, Fair | MinimaxSums)
-        plain = self.privacy is None and able
-        wanted = self.curves == "on" or (self.curves == AUTO and plain)
-        return wanted and self.model.network is None and self.numbers > 0
-
-    @property
-    def paired(self) -> bool:
-        """Whether pairs of columns are looked for."""
-        return self.curved and self.pairs > 0 and self.privacy is None and not self.task.timed
-
-    @property
-    def numbers(self) -> int:
-        """How many named columns hold numbers."""
-        return sum(column["kind"] != CATEGORY for column in self.encoding()["columns"])
-
-    @property
-    def rounds(self) -> int:
-        given = self.privacy is None or "rounds" in self.training.model_fields_set
-        return self.training.rounds if given else ROUNDS
-
-    @property
-    def tol(self) -> float | None:
-        """The certified gap to stop at; `None` makes all rounds."""
-        given = self.training.tol
-        return (USUAL_TOL if self.certified else None) if given is None else given or None
-
-    @property
-    def _colluding(self) -> int:
-        return colluding_of(len(self.silos), self.colluding)
-
-    @property
-    def distance(self) -> float:
-        """What points have to differ by to count as two: near an optimum within `tol` they do."""
-        if self.near is not None:
-            return self.near
-        return 1e-5 * math.sqrt(min(self.tol or USUAL_TOL, USUAL_TOL))
-
-    def check(self) -> None:
-        """Refuse settings that do not go together, as far as the method is known."""
-        file = self._path.name
-        self.encoding()
-        self.linear()
-        if self.curves == "on" and not self.curved:
-            raise InputError(
-                "curves-without-columns",
-                f"{file!r} asks for curves, which go with a linear model of columns of numbers.",
-            )
-        n = len(self.silos)
-        few = n >= FEWEST and most_weightings(n, self._colluding) < 2
-        if few and self.curved and (self.paired or self.plan().evidence):
-            raise InputError(
-                "curves-with-few-silos",
-                f"{file!r} asks for pairs, or for strengths by evidence, beside curves: at one "
-                "point these make more sums than are safe with so few silos. Take pairs = 0 and "
-                "l2 and kappa as numbers, or more silos.",
-            )
-        if self.task.timed and self.labels:
-            raise InputError(
-                "loss-without-classes",
-                f"{file!r} has a model of times to an event, which needs columns and no labels.",
-            )
-        if self.settled:
-            self._check_method(file)
-
-    def _check_method(self, file: str) -> None:
-        name = type(self.method).__name__
-        if self.training.tol and not self.certified:
-            kind = name if self.privacy is None else "A run with noise"
-            raise InputError(
-                "tol-without-certificate",
-                f"{kind} certifies nothing: leave training.tol out of {file!r}.",
-            )
-        if self.task.timed and self.method.positive:
-            refuse_powers()
-        shared = self.privacy is not None and self.privacy.shared
-        deployed = Deployed(
-            file,
-            self.method,
-            self.model.network is not None,
-            self.silos,
-            self.rows,
-            self.training.rate,
-            self.privacy,
-            shared,
-        )
-        refuse_shown(deployed)
-        if self.privacy is not None:
-            if self.task.timed:
-                refuse_noise()
-            ranged = not isinstance(self.columns, dict) or bool(self.encoding().get("declared"))
-            refuse_noisy(deployed, ranged, self.model.kappa == AUTO)
-
-    def encoding(self) -> Schema:
-        """Return the columns as silos encode them."""
-        shape = self.columns if isinstance(self.columns, list) else None
-        named = self.columns if isinstance(self.columns, dict) else {}
-        columns = [_column(name, kind, self._path.name) for name, kind in named.items()]
-        made: Json = {
-            "task": "regression" if self.labels is None else "classification",
-            "labels": list(self.labels or ()),
-            "shape": shape,
-            "columns": columns,
-        }
-        if columns and all(one["kind"] == CATEGORY or "range" in one for one in columns):
-            made["declared"] = True
-        return checked_schema(made)
-
-    def linear(self) -> Json:
-        """Return the model as its file has it; every linear model has an intercept."""
-        if self.model.network is not None:
-            return {"kind": self.model.network}
-        classes = len(self.labels or ())
-        loss = self.model.kind or self.task.loss(classes)
-        times = self.task.timed
-        binary = not times and LOSSES[loss].binary
-        if binary and classes not in (0, 2):
-            raise InputError(
-                "logistic-of-many-labels",
-                f'Logistic loss has two classes, but there are {classes} labels: use "softmax".',
-            )
-        made: Json = {"kind": "linear", "loss": loss, "l2": self.model.l2, "intercept": not times}
-        if times:  # y is time, event and entry, which is 0 where a silo has none
-            made["entry"] = True
-        if self.model.kappa is not None:
-            made["strength"] = self.model.kappa
-        return made | ({"classes": classes} if classes and not binary else {})
-
-    def modelled(self, schema: Schema) -> Model:
-        """Return the model of encoded columns; its strengths may be "auto"."""
-        if self.model.network is not None:
-            return NamedModel(self.model.network)
-        made = self.linear()
-        if self.privacy is not None:  # evidence would cost ε
-            ridge = private_ridge(width(schema)) if made["l2"] == AUTO else made["l2"]
-            return linear(made | {"l2": ridge})
-        groups = [feature.group for feature in encoded_features(schema)]
-        model = replace(linear(made), groups=groups)
-        strength = strength_of(made)
-        return model if strength is None else Personal(model, strength)
-
-    def plan(self) -> Plan:
-        """Return what the run asks of columns and strengths."""
-        strengths = () if self.model.network is not None else (self.model.l2, self.model.kappa)
-        return Plan(
-            self.modelled,
-            self.curved,
-            self.pairs if self.paired else 0,
-            self.privacy is not None,
-            bool(self.encoding().get("declared")),
-            AUTO in strengths and self.privacy is None,
-        )
-
-    def terms(self) -> Json:
-        names = {*FederationTerms.model_fields}
-        return self.model_dump(mode="json", include=names, exclude_none=True, exclude_unset=True)
-
-
-def _column(name: str, kind: object, file: str) -> Column:
-    if isinstance(kind, list) and all(isinstance(one, float) for one in kind):
-        return {"name": name, "kind": NUMBER, "range": kind}
-    if isinstance(kind, list):
-        named = [category for category in kind if category != REST]
-        return {"name": name, "kind": CATEGORY, "categories": named, "other": REST in kind}
-    if kind != NUMBERS:
-        raise InputError(
-            "column-kind-unknown",
-            f'{file!r} has {kind!r} for column {name!r}: write "number", or a list.',
-        )
-    return {"name": name, "kind": NUMBER}
+LEAST_ROWS = 20  # that a number or a sum is over
 
 
 class FederationFile(FederationTerms, OwnCode):
@@ -463,20 +43,153 @@ class FederationFile(FederationTerms, OwnCode):
         """Make the method; this is the user's own file, with code of this machine."""
         super().model_post_init(context)
         if self.own:
-            self._make(found_classes(self.own, self, context.parent))
+            self.settle(self, context.parent)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> FederationFile:
         file = Path(path).absolute()
         found = validated(cls, read_toml(file, SILO), file)
-        found.check()
+        check(found)
         return found
-
-    @property
-    def path(self) -> Path:
-        return self._path
 
     @property
     def address(self) -> tuple[str, int]:
         host, _, port = self.server.partition(":")
         return host, int(port or 8002)
+
+
+def check(terms: FederationTerms) -> None:
+    """Refuse settings that do not go together, as far as the method is known."""
+    file = terms.path.name
+    terms.encoding()
+    terms.linear()
+    if terms.curves == "on" and not terms.curved:
+        raise InputError(
+            "curves-without-columns",
+            f"{file!r} asks for curves, which go with a linear model of columns of numbers.",
+        )
+    n = len(terms.silos)
+    few = n >= FEWEST and most_weightings(n, terms.colluders) < 2
+    if few and terms.curved and (terms.paired or terms.plan().evidence):
+        raise InputError(
+            "curves-with-few-silos",
+            f"{file!r} asks for pairs, or for strengths by evidence, beside curves: at one "
+            "point these make more sums than are safe with so few silos. Take pairs = 0 and "
+            "l2 and kappa as numbers, or more silos.",
+        )
+    if terms.task.timed and terms.labels:
+        raise InputError(
+            "loss-without-classes",
+            f"{file!r} has a model of times to an event, which needs columns and no labels.",
+        )
+    if not terms.settled:
+        return
+    if terms.training.tol and not terms.certified:
+        kind = type(terms.method).__name__ if terms.privacy is None else "A run with noise"
+        kind = "A network" if terms.model.network else kind
+        raise InputError(
+            "tol-without-certificate",
+            f"{kind} certifies nothing: leave training.tol out of {file!r}.",
+        )
+    if terms.task.timed and terms.method.positive:
+        refuse_powers()
+    _refuse_shown(terms)
+    if terms.privacy is not None:
+        _refuse_noisy(terms, terms.privacy)
+
+
+def _refuse_shown(terms: FederationTerms) -> None:
+    """Refuse what would show more of a silo than its operator can read about beforehand."""
+    method = terms.method
+    file = terms.path.name
+    name = type(method).__name__
+    network = terms.model.network is not None
+    if method.needs & {VECTORS, SLOPES}:
+        raise InputError(
+            "method-needs-vectors",
+            f"{name} needs every silo's own vectors, but only sums leave silos: use another "
+            f"algorithm in {file!r}, such as Fair.",
+        )
+    if getattr(method, "clients_per_round", None) is not None:
+        raise InputError(
+            "clients-per-round-fixed",
+            f"All silos take part in every sum: leave clients_per_round out of {file!r}.",
+        )
+    asked = method.asks(convex=not network)
+    if more := shown(method.simulated(asked)):
+        raise InputError(
+            "method-for-simulation",
+            f"{name} is for simulation as {file!r} has it: it shows {more[0].words}; of AFL "
+            "and DRFA give dual_rate, or take ScaffPD.",
+        )
+    batch = getattr(method, "batch_size", None)
+    if batch is not None and not network:
+        raise InputError(
+            "minibatch-of-a-table",
+            f"batch_size is for simulation and for networks: leave it out of {file!r}, because "
+            "few rows of a table are known by their answers.",
+        )
+    if batch is not None and batch < LEAST_ROWS:
+        raise InputError(
+            "minibatch-too-small",
+            f"Silos answer no question about fewer than {LEAST_ROWS} rows: raise batch_size in "
+            f"{file!r}.",
+        )
+    public = terms.privacy is not None or terms.training.rate is not None
+    if method.measures(convex=not network) and not public:
+        raise InputError(
+            "rate-missing",
+            f"{name} needs to know how curved losses are, which stays at silos: agree on "
+            f"training.rate in {file!r}, such as 0.1, or use another method.",
+        )
+    if terms.rows is not None and sorted(terms.rows) != sorted(terms.silos):
+        raise InputError(
+            "rows-of-other-silos", f"[rows] of {file!r} needs a number for every silo."
+        )
+    by_rows = getattr(method, "weights", None) == "samples"
+    by_rows |= terms.privacy is not None and terms.privacy.shared
+    by_rows |= network and isinstance(method, Fair) and method.local_steps is None
+    if by_rows and terms.rows is None:
+        raise InputError(
+            "rows-missing",
+            f"{name} counts silos by their rows, which only the agreement says: add [rows] to "
+            f'{file!r}, or take weights = "uniform", local_steps and noise that is not shared.',
+        )
+
+
+def _refuse_noisy(terms: FederationTerms, private: DeployedPrivacy) -> None:
+    """Refuse what does not go with noise."""
+    file = terms.path.name
+    if terms.task.timed:
+        refuse_noise()
+    if not terms.method.asks_losses:
+        able = ", ".join(name for name, kind in ALGORITHMS.items() if kind.asks_losses)
+        raise InputError(
+            "method-not-private",
+            f"[privacy] of {file!r} needs a method that asks for losses itself, because "
+            f"nothing else may leave silos: {able}, not {type(terms.method).__name__}.",
+        )
+    several = (
+        getattr(terms.method, "local_steps", 1) not in (None, 1)
+        or getattr(terms.method, "batch_size", None) is not None
+    )
+    if private.shared and (terms.model.network or several):
+        raise InputError(
+            "shared-noise-visible",
+            f"[privacy] shared of {file!r} needs a linear model, one local step and all rows: "
+            "shared noise only covers sums of gradients.",
+        )
+    if isinstance(terms.columns, dict) and not terms.encoding().get("declared"):
+        raise InputError(
+            "range-missing",
+            f"[privacy] of {file!r} needs the range of every numeric column, such as "
+            "age = [0, 100]: means and deviations carry no noise.",
+        )
+    if terms.model.kappa == AUTO:
+        raise InputError(
+            "evidence-with-noise",
+            f'{file!r} has model.kappa = "auto" with [privacy]: evidence would cost ε. Give κ '
+            "as a number, such as 10: personal models are made after the run and cost nothing.",
+        )
+    if not 1e-6 <= private.clip <= 1e6 or not 1e-6 <= private.loss_clip <= 1e6:
+        raise InputError("clip-out-of-range", f"{file!r} needs clips from 1e-6 to 1e6.")

@@ -124,7 +124,6 @@ def _imported(kind: str, folder: Path) -> object:
 def algorithm_of(
     given: Mapping[str, object], objective: Mapping[str, object] | None, file: Path, find: Find
 ) -> Algorithm:
-    """Make the algorithm of [algorithm] and [objective], with its step rule."""
     values = dict(given)
     kind = values.pop("kind", "Fair")
     chosen = find(Algorithm, kind, f"algorithm.kind in {file.name!r},")
@@ -162,7 +161,6 @@ def changed(method: Made, **values: object) -> Made:
 
 
 def objective_of(given: Mapping[str, object], file: Path, find: Find) -> Objective:
-    """Make the objective of [objective]."""
     values = dict(given)
     kind = find(Objective, values.pop("kind", None), f"objective.kind in {file.name!r},")  # type: ignore[type-abstract]
     return called(kind, "objective", values, file)
@@ -300,6 +298,7 @@ Setting = Annotated[
 ]
 Times = Annotated[int, Field(ge=1, le=10**6), Needs("a whole number from 1 to 1000000")]
 Rate = Annotated[float, Field(ge=1e-12, le=1e6), Needs("a number from 1e-12 to 1e6")]
+Amount = Annotated[float, Field(ge=0, le=1e6), Needs("a number from 0 to 1e6")]
 Power = Annotated[float, Field(ge=0, le=1000), Needs("a number from 0 to 1000")]
 Part = Annotated[float, Field(ge=1e-12, le=1), Needs("a number above 0, up to 1")]
 Portion = Annotated[float, Field(ge=0, le=1), Needs("a number from 0 to 1")]
@@ -316,7 +315,7 @@ class StepTable(SettingsTable):
     theta: Portion | None = None
     local_rate: Rate | None = None
     extrapolation: Portion | None = None
-    noise: Annotated[float, Field(ge=0, le=1e6), Needs("a number from 0 to 1e6")] | None = None
+    noise: Amount | None = None
     accuracy: key.Strength | None = None
 
 
@@ -337,7 +336,6 @@ class ExtensibleTable(SettingsTable):
 
     @property
     def given(self) -> Json:
-        """What was given, kind included."""
         return self.model_dump(exclude_unset=True)
 
 
@@ -356,7 +354,7 @@ class MethodTable(ExtensibleTable):
     adaptivity: Rate | None = None
     momentum: Portion | None = None
     second_momentum: Portion | None = None
-    mu: Annotated[float, Field(ge=0, le=1e6), Needs("a number from 0 to 1e6")] | None = None
+    mu: Amount | None = None
     q: Power | None = None
     tail: Part | None = None
     full_gradients: key.Switch | None = None
@@ -378,7 +376,6 @@ class ObjectiveTable(ExtensibleTable):
 
 
 def entries(lists: OwnCode) -> dict[str, dict[str, str]]:
-    """Return the lists by what they hold."""
     return {"method": lists.methods, "objective": lists.objectives}
 
 

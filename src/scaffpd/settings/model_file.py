@@ -52,13 +52,11 @@ class Setup:
 
     @property
     def task(self) -> Task:
-        """What is predicted: by its name, or by the loss."""
         if "task" in self.model:
             return named(self.model["task"])
         return solving(str(self.model.get("loss")), bool(self.schema["labels"]))
 
     def values(self) -> Json:
-        """Return its JSON values, with exact floats."""
         scale = {name: getattr(self, name).tolist() for name in ("mean", "deviation")}
         values = {"model": self.model, "schema": self.schema, **scale}
         return values | ({"privacy": self.privacy} if self.privacy else {})
@@ -86,7 +84,6 @@ LINEAR = (*SHAPE, "strength", "exposure")
 
 
 def linear(model: Json) -> Linear:
-    """Return the linear model of an agreement."""
     for name in model:
         if name not in (*LINEAR, "kind", "task"):
             raise unknown("model setting", name, LINEAR)
@@ -120,7 +117,6 @@ def model_bytes(x: Array, setup: Setup, clients: Sequence[str] = ()) -> bytes:
 
 
 def read_model(path: Path) -> tuple[Array, Setup]:
-    """Read x and its agreement from a run's model.safetensors."""
     try:
         with safe_open(path, framework="np") as file:
             x = file.get_tensor("x")
@@ -152,7 +148,6 @@ def _check_parameters(x: Array, setup: Setup) -> None:
 
 
 def read_owners(path: Path) -> list[str]:
-    """Read the clients' names from a personal.safetensors; empty if it holds one model."""
     try:
         with safe_open(path, framework="np") as file:
             return [str(name) for name in json.loads(file.metadata().get("clients", "[]"))]

@@ -127,12 +127,10 @@ class RunConfig(SettingsTable):
 
     @property
     def place(self) -> Path:
-        """Folder that relative paths start from."""
         return self._place
 
     @property
     def table(self) -> TableSettings | None:
-        """The table to read; `None` for other kinds of data."""
         return self.data if isinstance(self.data, TableSettings) else None
 
     @property
@@ -141,7 +139,6 @@ class RunConfig(SettingsTable):
 
     @property
     def goal(self) -> Objective | None:
-        """Objective of the algorithm, or `None`."""
         return getattr(self._method, "objective", None)
 
     def method_for(self, objective: Objective) -> Algorithm:
@@ -164,7 +161,6 @@ class RunConfig(SettingsTable):
         return made
 
     def with_tol(self, tol: float) -> RunConfig:
-        """Return the same run with another certified gap to stop at."""
         return self.model_copy(update={"training": self.training.model_copy(update={"tol": tol})})
 
     def toml(self, folder: Path, heading: str = "") -> str:

@@ -75,7 +75,7 @@ class SiloData(SettingsTable):
 class SiloLimits(SettingsTable):
     """[limits]: what the silo allows."""
 
-    rows: key.Count = 20  # the fewest training rows to take part, and the fewest held-out ones
+    rows: key.Count = 20  # the fewest to train on, held out, or of a network's minibatch
     # the fewest training rows of a category, or of other numbers than the commonest, that have
     # cells of their own in sums without noise; with 1 all have
     cell: key.Count = 10
@@ -123,7 +123,6 @@ class SiloFile(OwnCode):
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> SiloFile:
-        """Read and check a `silo.toml`, but not its data."""
         file = Path(path).resolve()
         return validated(cls, read_toml(file, FEDERATION), file)
 

@@ -81,7 +81,6 @@ class AdminSession:
         return stdout.readline() if select.select([stdout], [], [], ANSWER)[0] else b""
 
     def close(self) -> None:
-        """End the process."""
         if self._process is not None:
             self._process.kill()
             with self._process:  # closes its pipes and waits for it
@@ -237,7 +236,6 @@ def serve(kit: Path) -> None:
 
 
 def connect(kit: Path) -> Any:
-    """Open a session as the startup kit's user."""
     from nvflare.fuel.flare_api.flare_api import new_secure_session
 
     user = json.loads((kit / "startup" / "fed_admin.json").read_text())["admin"]["username"]

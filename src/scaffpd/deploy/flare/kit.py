@@ -82,7 +82,6 @@ def content(kit: Path, name: str) -> bytes:
 
 
 def certificate(kit: Path, name: str) -> x509.Certificate:
-    """Return the only certificate of a file."""
     written = content(kit, name)
     try:
         (found,) = x509.load_pem_x509_certificates(written)
@@ -95,7 +94,6 @@ def certificate(kit: Path, name: str) -> x509.Certificate:
 
 
 def address(kit: Path) -> tuple[str, int]:
-    """Return host and port of the server that a kit belongs to."""
     server = (kit / STARTUP / "fed_server.json").exists()
     written = content(kit, "fed_server.json" if server else "fed_client.json")
     try:

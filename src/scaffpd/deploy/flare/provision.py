@@ -26,8 +26,9 @@ from scaffpd.deploy.flare.client import SiloClient
 from scaffpd.deploy.flare.kit import NAME, SITE_PARTS, STARTUP
 from scaffpd.deploy.flare.server import Coordinator
 from scaffpd.deploy.flare.serving import KIT
-from scaffpd.deploy.messages import Json
+from scaffpd.deploy.flare.workspace import document as packaged
 from scaffpd.errors import InputError
+from scaffpd.fields import Json
 
 SERVER_CLASSES = (
     "scaffpd.deploy.flare.server.Coordinator",
@@ -58,18 +59,6 @@ def write_job(name: str, folder: Path, silos: int) -> Path:
 
 DEAD_AFTER = 30.0  # seconds without a heartbeat after which the server counts a site as dead
 SCHEDULE_EVERY = 0.5  # least seconds between two attempts to start a job
-EVERYDAY = ("submit_job", "clone_job", "manage_job", "download_job", "view", "operate")
-# Rights of FLARE's users at the server: no code from outside, no shell commands.
-RIGHTS = {
-    "format_version": "1.0",
-    "permissions": {
-        "project_admin": dict.fromkeys(EVERYDAY, "any")
-        | {"shell_commands": "none", "byoc": "none"},
-        "org_admin": {"view": "any", "operate": "o:site", "manage_job": "o:submitter"},
-        "lead": {"submit_job": "any", "manage_job": "n:submitter", "view": "any"},
-        "member": {"view": "any"},
-    },
-}
 
 
 class ServerRules(Builder):  # type: ignore[misc]
@@ -79,12 +68,12 @@ class ServerRules(Builder):  # type: ignore[misc]
     """
 
     def build(self, project: Any, ctx: Any) -> None:
-        """Write the resources and rights of the server."""
         local = Path(ctx.get_local_dir(project.get_server()))
         resources = json.loads((local / "resources.json.default").read_text())
         restrict(resources)
         (local / "resources.json").write_text(json.dumps(resources, indent=2))
-        (local / "authorization.json").write_text(json.dumps(RIGHTS, indent=2))
+        # rights of FLARE's users at the server: no code from outside, no shell commands
+        (local / "authorization.json").write_text(packaged("server_authorization"))
         log = json.loads((local / "log_config.json.default").read_text())
         log["loggers"]["root"]["handlers"] = ["logFileHandler"]
         (local / "log_config.json").write_text(json.dumps(log, indent=2))
@@ -131,7 +120,6 @@ class FlareProject:
             )
 
     def document(self) -> Json:
-        """Return the content of FLARE's project.yml."""
         impl = "nvflare.lighter.impl"
         layout = {"config_folder": "config", "scheme": "grpc"}
         server = {"type": "server", "fed_learn_port": self.port, "admin_port": self.port + 1}

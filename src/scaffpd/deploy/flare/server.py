@@ -31,7 +31,6 @@ class CollabTransport:
         self._aborted = aborted
 
     def ask(self, questions: Mapping[str, bytes], timeout: float) -> dict[str, bytes | Failure]:
-        """Ask the named sites in parallel."""
         arrived: queue.SimpleQueue[tuple[str, bytes | Failure]] = queue.SimpleQueue()
         for site, question in questions.items():
             if site not in self._proxies:
@@ -79,7 +78,6 @@ class Coordinator:
 
     @collab.main  # type: ignore[untyped-decorator]
     def run(self) -> None:
-        """Coordinate until the run ends, pauses or is aborted."""
         from scaffpd.deploy.coordinate import coordinate
 
         proxies = {str(proxy.name): proxy for proxy in collab.clients}

@@ -49,7 +49,6 @@ BEAT = "2"  # seconds between a site's heartbeats; FLARE counts them in twos
 
 
 def check_installed() -> None:
-    """Refuse if FLARE is not installed."""
     if find_spec("nvflare") is None:
         raise not_installed("nvflare", "flare")
 
@@ -119,7 +118,6 @@ def checked_kit(file: Path) -> Path:
 
 
 def validity(kit: Path) -> tuple[datetime, datetime]:
-    """Return from when until when all certificates of a kit are valid."""
     server = (kit / STARTUP / "server.crt").exists()
     names = ("server.crt" if server else "client.crt", "rootCA.pem")
     found = [certificate(kit, name) for name in names]
@@ -141,7 +139,6 @@ def expiry_warning(file: Path) -> str:
 
 
 def flare_command(workspace: Path, site: str) -> list[str]:
-    """Return the module to start and its arguments, as in FLARE's own scripts."""
     options = OPTIONS | ({"uid": site, "heart_beat_interval": BEAT} if site else {})
     settings = [f"{key}={value}" for key, value in options.items()]
     module = "nvflare.private.fed.app.server.server_train"
@@ -177,7 +174,6 @@ def trouble(kit: Path) -> str:
 
 
 def check_port(port: int) -> None:
-    """Refuse a port that another server has."""
     try:
         socket.create_server(("", port)).close()
     except OSError as error:

@@ -21,7 +21,7 @@ from nvflare.private.defs import RequestHeader
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 from nvflare.private.fed.client.training_cmds import DeployProcessor
 
-from scaffpd.deploy.flare.workspace import SITE_CLASSES
+from scaffpd.deploy.flare.workspace import document
 
 FLARE = "nvflare.private.fed.app.client.client_train"
 REQUESTS = (
@@ -36,38 +36,14 @@ SIGNED = (".__nvfl_sig.json", ".__nvfl_submitter.crt")
 FILES = {CONFIG, "config/config_fed_server.json", *SIGNED, *(f"config/{name}" for name in SIGNED)}
 FOLDERS = {"config/"}
 LARGEST = 2**16  # bytes of a file
-SILO, EXECUTOR = SITE_CLASSES
 # What FLARE's recipe makes of our classes (`provision.write_job`).
-JOB = {
-    "format_version": 2,
-    "executors": [
-        {
-            "tasks": ["*"],
-            "executor": {
-                "path": EXECUTOR,
-                "args": {
-                    "client_obj_id": "_client",
-                    "collab_obj_ids": [],
-                    "props": {},
-                    "max_inbound_call_threads": 100,
-                    "max_outbound_call_threads": 100,
-                },
-            },
-        }
-    ],
-    "components": [{"id": "_client", "path": SILO, "args": {}}],
-    "task_data_filters": [],
-    "task_result_filters": [],
-    "task_check_interval": 0.5,
-    "get_task_timeout": 10.0,
-}
+JOB: object = json.loads(document("job"))
 
 
 class OnlyOurJob(DeployProcessor):  # type: ignore[misc]
     """Take our job from a server; refuse every other one before anything of it is unpacked."""
 
     def process(self, req: Message, app_ctx: object) -> Message:
-        """Deploy what a server has sent, or say why not."""
         why = foreign(str(req.get_header(RequestHeader.JOB_ID)), req.body)
         return error_reply(why) if why else super().process(req, app_ctx)
 
@@ -88,7 +64,6 @@ def foreign(name: str, packed: bytes) -> str:
 
 
 def main() -> None:
-    """Run FLARE's site, which hears the requests of a run and no others."""
     heard = ClientRequestProcessors.request_processors
     heard[:] = [one for one in heard if type(one).__name__ in REQUESTS]
     heard.append(OnlyOurJob())

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
+from importlib.resources import files
 from pathlib import Path
 
 from cryptography import x509
@@ -17,69 +18,33 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from scaffpd.deploy.flare.kit import SITE_PARTS, STARTUP, SiteKit
 
-SITE_CLASSES = (
-    "scaffpd.deploy.flare.client.SiloClient",
-    "nvflare.collab.runtime.executor.CollabExecutor",
-)
-PATIENCE = 5.0  # seconds that a site waits for the server's reply to a heartbeat
-COMMON = "nvflare.app_common"
-RESOURCES = {
-    "format_version": 2,
-    "class_list_enforcement_mode": "enforce",
-    "class_allow_list": SITE_CLASSES,
-    "allow_log_streaming": False,
-    # A heartbeat that a dead server never answers delays the next one, and so the reconnection.
-    "client": {"retry_timeout": 30, "compression": "Gzip", "maint_msg_timeout": PATIENCE},
-    "components": [
-        {
-            "id": "resource_manager",
-            "path": f"{COMMON}.resource_managers.gpu_resource_manager.GPUResourceManager",
-            "args": {"num_of_gpus": 0, "mem_per_gpu_in_GiB": 0, "expiration_period": 300},
-        },
-        {
-            "id": "resource_consumer",
-            "path": f"{COMMON}.resource_consumers.gpu_resource_consumer.GPUResourceConsumer",
-            "args": {},
-        },
-        {
-            "id": "process_launcher",
-            "path": f"{COMMON}.job_launcher.client_process_launcher.ClientProcessJobLauncher",
-            "args": {},
-        },
-    ],
-}
-# The one right that FLARE asks for in a run; what is not named is refused.
-RIGHTS = {"format_version": "1.0", "permissions": {"project_admin": {"submit_job": "any"}}}
-LOG = {
-    "version": 1,
-    "disable_existing_loggers": False,
-    "formatters": {"line": {"format": "%(asctime)s - %(name)s - %(levelname)s - %(message)s"}},
-    "handlers": {
-        "file": {
-            "class": "logging.handlers.RotatingFileHandler",
-            "formatter": "line",
-            "filename": "log.txt",
-            "maxBytes": 20 * 2**20,
-            "backupCount": 10,
-        }
-    },
-    "root": {"level": "INFO", "handlers": ["file"]},
-}
+SITE = ("resources", "authorization", "log_config")  # what FLARE may do at a site, and its log
+
+
+def document(name: str) -> str:
+    """Return a document of FLARE as this package has it."""
+    file = files("scaffpd.deploy.flare").joinpath("documents", f"{name}.json")
+    return file.read_text(encoding="utf-8")
+
+
+# What an operator allows a site to run: the package's object, and the part of FLARE that calls it.
+SITE_CLASSES: list[str] = json.loads(document("resources"))["class_allow_list"]
 
 
 def write_workspace(folder: Path, silo: str, kit: SiteKit) -> None:
-    """Empty a folder, and write the workspace of a silo into it."""
+    """Empty a folder, and write the workspace of a silo into it.
+
+    A site waits five seconds for the reply to a heartbeat: one that a dead server never answers
+    delays the next one, and so the reconnection. FLARE asks for one right in a run; what is not
+    named is refused.
+    """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700)
     local, startup = folder / "local", folder / STARTUP
     local.mkdir()
     startup.mkdir()
-    for name, document in (
-        ("resources", RESOURCES),
-        ("authorization", RIGHTS),
-        ("log_config", LOG),
-    ):
-        (local / f"{name}.json").write_text(json.dumps(document, indent=2), "utf-8")
+    for name in SITE:
+        (local / f"{name}.json").write_text(document(name), "utf-8")
     key = kit.key.private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption())
     documents = (json.dumps(_client(silo, kit), indent=2).encode(), _pem(kit.certificate), key)
     for name, written in zip(SITE_PARTS, (*documents, _pem(kit.root)), strict=True):

@@ -64,7 +64,6 @@ def write_figures(folder: Path, form: str, out: Path | None = None) -> tuple[Pat
 
 
 def pictures(run: RunRecord, form: str) -> dict[str, bytes]:
-    """Draw the figures of a run; contents by file name."""
     convert = needed(*VEGA)
     config = {**vega.config(), "background": "#ffffff"}
     style = {"config": config, "allowed_base_urls": []}
@@ -149,7 +148,6 @@ def emphasised(text: str) -> str:
 
 
 def _hash(script: str) -> str:
-    """Return the hash by which the page's policy allows a script."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 

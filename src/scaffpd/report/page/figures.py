@@ -294,7 +294,6 @@ def survival(run: RunRecord) -> Figure | None:
 
 
 def risks(run: RunRecord) -> Figure | None:
-    """Show rows by thirds of their risk."""
     everyone = run.score_rows(run.main.name).get(EVERYONE)
     chance = None if everyone is None else everyone.values.get("log_rank_p")
     within = f" Log-rank test within {plural(run.word)}: p = "

@@ -91,12 +91,10 @@ class ScoreTable(NamedTuple):
 
 
 def served(run: RunRecord, row: JoiningRow) -> float:
-    """Return how a model serves a client, in the unit that `Task.serving` names."""
     return run.task.served(row.test_loss, row.test_score)
 
 
 def gained(run: RunRecord, client: str) -> float:
-    """Return how much lower a client's loss or error is."""
     return run.task.gained(run.joining.gain(client)) if run.joining else 0.0
 
 

@@ -21,7 +21,6 @@ LOOSE: Spec = {"zero": False, "padding": 10}  # a scale with room at its ends
 
 
 def packaged(name: str) -> str:
-    """Read a file of this package."""
     return files("scaffpd.report.page").joinpath(name).read_text(encoding="utf-8")
 
 
@@ -34,7 +33,6 @@ SHAPES: dict[str, str] = THEME["shapes"]
 
 
 def css() -> str:
-    """Write the colours as custom properties."""
     named = PALETTE | {f"series-{i}": colour for i, colour in enumerate(SERIES)}
     colours = " ".join(f"--{name}: {colour};" for name, colour in named.items())
     return f":root {{ color-scheme: light; --font: {THEME['font']}; {colours} }}\n"

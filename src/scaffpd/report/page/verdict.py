@@ -57,7 +57,6 @@ def verdict(run: RunRecord) -> list[str]:
 
 
 def asked(run: RunRecord) -> str:
-    """Return what was asked, as a question."""
     if run.joining is None:
         return run.title
     goal = run.reading.target if run.reading else ""
