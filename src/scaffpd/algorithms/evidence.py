@@ -95,7 +95,7 @@ class Strengths:
 
 
 @dataclass(frozen=True)
-class _Point:
+class Point:
     """The answers at x under a prior: a Newton step, and the evidence as if it were taken."""
 
     prior: Prior
@@ -124,6 +124,8 @@ class Evidence:
         groups: the group of every feature, the intercept's last.
         loss: the loss by name.
         close: the decrease of a client's Newton step, in nats, at which it may stop.
+        means: whether clients integrate over what differs (`models/quadrature.py`).
+        restricted: whether x is integrated over, too; else its largest likelihood counts.
     """
 
     def __init__(
@@ -133,8 +135,10 @@ class Evidence:
         loss: str,
         close: float = 1e-6,
         means: bool = False,
+        restricted: bool = True,
     ) -> None:
         self.federation = federation
+        self.restricted = restricted
         self.groups = tuple(groups)
         self.close = close
         self.squared = loss == "squared"
@@ -211,7 +215,7 @@ class Evidence:
         value, gradient, Q = (seen.added(part, self.weights).double() for part in question.vectors)
         return question, (value.tolist(), gradient.view_as(x), (Q + Q.mT) / 2)
 
-    def at(self, prior: Prior, x: Tensor, start: ModesAt | None = None) -> _Point:
+    def at(self, prior: Prior, x: Tensor, start: ModesAt | None = None) -> Point:
         question, ((total, determinants, n), gradient, Q) = self.ask(prior, x, start)
         omega = self._rows(prior.omega)[:, None]
         root = omega.sqrt()
@@ -228,29 +232,32 @@ class Evidence:
         if self.means:
             value += determinants / 2
             determinants = 0.0
-        inside = determinants + 2 * self.copies * float(L.diagonal().log().sum())
+        inside = determinants
+        if self.restricted:
+            inside += 2 * self.copies * float(L.diagonal().log().sum())
         evidence = decrease - value - inside / 2
         if self.squared:
             evidence -= n * self.copies / 2 * float(np.log(np.pi * prior.scale))
-        return _Point(prior, question, x, C, step, value, decrease, evidence)
+        return Point(prior, question, x, C, step, value, decrease, evidence)
 
-    def mode(self, prior: Prior, x: Tensor, start: ModesAt | None, close: float = CLOSE) -> _Point:
+    def mode(self, prior: Prior, x: Tensor, start: ModesAt | None, close: float = CLOSE) -> Point:
         """Take Newton steps of x until one decreases Φ by no more than `close`."""
 
-        def evaluate(X: Tensor) -> tuple[Tensor, _Point]:
+        def evaluate(X: Tensor) -> tuple[Tensor, Point]:
             point = self.at(prior, X[0], start)
             return X.new_tensor([point.value]), point
 
-        def step(X: Tensor, point: _Point) -> tuple[Tensor, Tensor]:
+        def step(X: Tensor, point: Point) -> tuple[Tensor, Tensor]:
             nonlocal start
             start = point.question
             return -point.step[None], X.new_tensor([2 * point.decrease])
 
         return newton(x[None], evaluate, step, 2 * close)[2]
 
-    def moments(self, point: _Point) -> tuple[Vector, Vector, Vector]:
+    def moments(self, point: Point) -> tuple[Vector, Vector, Vector]:
         """Return `size`, `freedom` and `residual` of a `Climb`, after the Newton step."""
-        question = ModeSpread(point.question, point.C, point.step.flatten())
+        C = point.C if self.restricted else torch.zeros_like(point.C)
+        question = ModeSpread(point.question, C, point.step.flatten())
         spread = self.federation.ask(question).added("spread", self.weights).double()
         omega = self._rows(point.prior.omega)
         size = (point.x + point.step).square().sum(1) / omega
@@ -266,7 +273,7 @@ class _Shared(Climb):
     """The fixed point of a federation: its τ, and then its ω, in one row."""
 
     problem: Evidence
-    point: _Point
+    point: Point
 
     def __init__(self, problem: Evidence, prior: Prior, tied: Mask) -> None:
         super().__init__(problem, np.append(prior.tau, prior.omega)[None], np.array([prior.scale]))
@@ -318,7 +325,7 @@ def climbed(
     flat: Sequence[str],
     tol: float = TOLERANCE,
     worth: float = WORTH,
-) -> tuple[Strengths, _Point]:
+) -> tuple[Strengths, Point]:
     """Return the strengths, and the answers there.
 
     All groups but the intercept first have one τ and one ω, in units of what a group can explain. A

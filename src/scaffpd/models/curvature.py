@@ -49,9 +49,18 @@ class ManyRows:
         return J
 
     @property
+    def covariance(self) -> Tensor:
+        """M⁻¹ = T^{-½}VT^{-½}."""
+        return torch.cholesky_inverse(self.L)
+
+    @property
     def freedom(self) -> Tensor:
         """1 − V_jj/τ_j = 1 − (M⁻¹)_jj, (n, q)."""
-        return 1 - torch.cholesky_inverse(self.L).diagonal(dim1=1, dim2=2)
+        return 1 - self.covariance.diagonal(dim1=1, dim2=2)
+
+    def each(self) -> Tensor:
+        """Return Q_i."""
+        return self.H - self.half.mT @ self.half
 
     def curvature(self, weights: Tensor) -> Tensor:
         """Return Σ_i w_i Q_i."""
@@ -83,6 +92,16 @@ class FewRows:
     def change(self) -> Tensor:
         """J = KᵀG⁻¹R."""
         return self.K.mT @ torch.cholesky_solve(self.R, self.L)
+
+    @property
+    def covariance(self) -> Tensor:
+        """M⁻¹ = I − KᵀG⁻¹K."""
+        eye = torch.eye(self.K.shape[2]).to(self.K)
+        return eye - self.K.mT @ torch.cholesky_solve(self.K, self.L)
+
+    def each(self) -> Tensor:
+        """Return Q_i."""
+        return self.R.mT @ torch.cholesky_solve(self.R, self.L)
 
     @property
     def freedom(self) -> Tensor:
