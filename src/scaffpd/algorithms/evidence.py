@@ -39,6 +39,7 @@ TOLERANCE = 0.02
 # start of τ and ω, and the prior of flat groups: in units that explain about all
 START = 0.1, 1.0
 FLAT = 1e6
+FREE = 1e4  # τ, in the same units, of coefficients that every client has for itself (κ = 0)
 CLOSE = 0.1  # decrease of a Newton step, in nats, from which x moves together with τ and ω
 WORTH = 1.0  # nats that one more variance has to gain; where all are equal it gains ½ on average
 ROUGH = 0.1, 0.05  # nats a round at which two fits are compared: at least, and per variance
@@ -95,7 +96,7 @@ class Strengths:
 
 
 @dataclass(frozen=True)
-class Point:
+class ModePoint:
     """The answers at x under a prior: a Newton step, and the evidence as if it were taken."""
 
     prior: Prior
@@ -215,7 +216,7 @@ class Evidence:
         value, gradient, Q = (seen.added(part, self.weights).double() for part in question.vectors)
         return question, (value.tolist(), gradient.view_as(x), (Q + Q.mT) / 2)
 
-    def at(self, prior: Prior, x: Tensor, start: ModesAt | None = None) -> Point:
+    def at(self, prior: Prior, x: Tensor, start: ModesAt | None = None) -> ModePoint:
         question, ((total, determinants, n), gradient, Q) = self.ask(prior, x, start)
         omega = self._rows(prior.omega)[:, None]
         root = omega.sqrt()
@@ -238,23 +239,25 @@ class Evidence:
         evidence = decrease - value - inside / 2
         if self.squared:
             evidence -= n * self.copies / 2 * float(np.log(np.pi * prior.scale))
-        return Point(prior, question, x, C, step, value, decrease, evidence)
+        return ModePoint(prior, question, x, C, step, value, decrease, evidence)
 
-    def mode(self, prior: Prior, x: Tensor, start: ModesAt | None, close: float = CLOSE) -> Point:
+    def mode(
+        self, prior: Prior, x: Tensor, start: ModesAt | None, close: float = CLOSE
+    ) -> ModePoint:
         """Take Newton steps of x until one decreases Φ by no more than `close`."""
 
-        def evaluate(X: Tensor) -> tuple[Tensor, Point]:
+        def evaluate(X: Tensor) -> tuple[Tensor, ModePoint]:
             point = self.at(prior, X[0], start)
             return X.new_tensor([point.value]), point
 
-        def step(X: Tensor, point: Point) -> tuple[Tensor, Tensor]:
+        def step(X: Tensor, point: ModePoint) -> tuple[Tensor, Tensor]:
             nonlocal start
             start = point.question
             return -point.step[None], X.new_tensor([2 * point.decrease])
 
         return newton(x[None], evaluate, step, 2 * close)[2]
 
-    def moments(self, point: Point) -> tuple[Vector, Vector, Vector]:
+    def moments(self, point: ModePoint) -> tuple[Vector, Vector, Vector]:
         """Return `size`, `freedom` and `residual` of a `Climb`, after the Newton step."""
         C = point.C if self.restricted else torch.zeros_like(point.C)
         question = ModeSpread(point.question, C, point.step.flatten())
@@ -273,7 +276,7 @@ class _Shared(Climb):
     """The fixed point of a federation: its τ, and then its ω, in one row."""
 
     problem: Evidence
-    point: Point
+    point: ModePoint
 
     def __init__(self, problem: Evidence, prior: Prior, tied: Mask) -> None:
         super().__init__(problem, np.append(prior.tau, prior.omega)[None], np.array([prior.scale]))
@@ -325,7 +328,7 @@ def climbed(
     flat: Sequence[str],
     tol: float = TOLERANCE,
     worth: float = WORTH,
-) -> tuple[Strengths, Point]:
+) -> tuple[Strengths, ModePoint]:
     """Return the strengths, and the answers there.
 
     All groups but the intercept first have one τ and one ω, in units of what a group can explain. A
@@ -336,7 +339,7 @@ def climbed(
     Args:
         problem: clients with a linear model; its own l2 and strength do not matter.
         l2: numbers per feature that are given and stay; `None` or NaN: by evidence.
-        strength: the same for κ; infinite for one model for all.
+        strength: the same for κ; infinite for one model for all, 0 for a free one at every client.
         flat: groups whose shared coefficients are not shrunk.
         tol: gain of evidence, in nats a round, at which to stop.
         worth: nats that an additional variance has to gain.
@@ -348,11 +351,12 @@ def climbed(
     if len(problem.federation.names) == 1:
         given[0][:] = np.inf
     free = [np.isnan(v) for v in given]
-    tied = [~free[0], ~free[1]]
+    tied = [~free[0] & (given[0] > 0), ~free[1]]
     # a flat group, such as the intercept, is not shrunk towards 0
     wide = np.isin(groups, flat)
     with np.errstate(divide="ignore"):
         tau = np.where(free[0], START[0] * problem.share, scale / given[0])
+        tau = np.where(given[0] == 0, FREE * problem.unit, tau)
         omega = np.where(free[1], START[1] * problem.share, scale / (problem.n * given[1]))
     omega = np.minimum(np.where(free[1] & wide, np.inf, omega), FLAT * problem.unit)
     free[1] &= ~wide

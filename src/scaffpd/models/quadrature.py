@@ -23,7 +23,7 @@ from torch import Tensor
 
 from scaffpd.models.losses import Loss
 
-NODES = {1: 15, 2: 9, 3: 7}  # of each of the coefficients that differ; more are not integrated
+NODES = {1: 15, 2: 11, 3: 9}  # of each of the coefficients that differ; more are not integrated
 TOGETHER = 2**21  # predictions in memory at a time
 
 
@@ -62,7 +62,8 @@ class Posterior:
         parts = torch.split(torch.arange(len(t)), max(1, TOGETHER // rows.weight.numel()))
 
         def outputs(k: Tensor) -> Tensor:
-            return rows.z + (B @ moved[:, :, k]).permute(2, 0, 1)[..., None]
+            z: Tensor = rows.z + (B @ moved[:, :, k]).permute(2, 0, 1)[..., None]
+            return z
 
         at = v[:, own] + moved.mT.movedim(1, 0)  # (nodes, n, p)
         total = [(rows.weight * loss.value(outputs(k), rows.y)).sum(2) for k in parts]
@@ -97,12 +98,13 @@ class Posterior:
 
     def curvature(self, weights: Tensor) -> Tensor:
         """Return Σ_i w_i Q_i."""
-        return torch.tensordot(weights, self.Q, 1)
+        total: Tensor = torch.tensordot(weights, self.Q, 1)
+        return total
 
     def spread(self, C: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
         """Return the change of v, and 1 − (V + BCBᵀ)_jj/τ_j, as `ManyRows` does."""
         J = self.change
-        by_chance = 1 - self.covariance.diagonal(dim1=1, dim2=2) - ((J @ C) * J).sum(2)
+        by_chance: Tensor = 1 - self.covariance.diagonal(dim1=1, dim2=2) - ((J @ C) * J).sum(2)
         return -(J @ step), by_chance
 
 

@@ -22,10 +22,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scaffpd.algorithms.evidence import INTERCEPT, Evidence, Point, Prior, Strengths, climbed
+from scaffpd.algorithms.climb import Mask
+from scaffpd.algorithms.evidence import INTERCEPT, Evidence, ModePoint, Prior, Strengths, climbed
 from scaffpd.errors import InputError, unknown
 from scaffpd.models import Linear, Personal
-from scaffpd.models.cox import COX
 from scaffpd.models.execution import limit_threads
 from scaffpd.models.numerics import student
 from scaffpd.models.personal import base_of
@@ -39,20 +39,21 @@ from scaffpd.training.settling import groups_of
 FIELDS = ("estimate", "error", "low", "high", "between")
 FIXED, STRATIFIED, INTERCEPTS, SLOPES = EFFECTS = ("fixed", "stratified", "intercepts", "slopes")
 COLUMNS = "columns"  # those that a `Personal` names
+BASELINES = "baselines"  # of Cox's model
 MODEL, ROBUST = ERRORS = ("model", "robust")
 SAID = {
     FIXED: "One model for all clients (fixed effects)",
     STRATIFIED: "An intercept for every client, and fixed effects",
-    "cox": "A baseline for every client, and fixed effects",
+    BASELINES: "A baseline for every client, and fixed effects",
     INTERCEPTS: "Random intercepts",
     SLOPES: "Random intercepts and slopes",
     COLUMNS: "Random effects of the columns that may differ",
     MODEL: "errors from the curvature of the likelihood",
     ROBUST: "robust errors, clustered by client",
 }
-TOLERANCE = 1e-3  # nats: estimates are reported, not only used
+TOLERANCE = 1e-5  # nats: estimates are reported, not only used
 WORTH = 1.0  # nats that a variance has to gain
-WIDE = 1e4  # variance of free intercepts, in units that explain about all
+CLEAR = 0.01  # nats below which evidence is the same
 FEW = 10  # rows a client, for each coefficient that differs, below which Laplace is poor
 
 
@@ -166,11 +167,6 @@ def coefficients(
     columns = list(cohort.channel.train.columns or map(str, range(width)))
     names = [*columns, *inner.beyond]
     labels = len(cohort.start()) // len(names)
-    if labels > 1 and inner.loss != "softmax":
-        raise InputError(
-            "coefficients-of-several-outputs",
-            "coefficients needs a model of one target: numbers in one column, counts or labels.",
-        )
     groups = groups_of(inner, width, columns)
     asked = effects or COLUMNS
     if effects is None and not (isinstance(model, Personal) and model.columns is not None):
@@ -178,8 +174,10 @@ def coefficients(
     with limit_threads(cohort.channel.work):
         kinds = (asked,) if asked else (FIXED, INTERCEPTS, SLOPES)
         fits = [_fitted(cohort, kind, groups, columns, restricted) for kind in kinds]
-        best = max(fits, key=lambda fit: fit.worth)
-        L = np.eye(len(names)) if contrast is None else contrast
+        best = fits[0]
+        for fit in fits[1:]:
+            best = fit if fit.worth > best.worth + CLEAR else best
+        L: Array = np.eye(len(names)) if contrast is None else contrast
         if labels > 1:
             less = np.column_stack([-np.ones(labels - 1), np.eye(labels - 1)])
             L = np.kron(L, less)
@@ -193,9 +191,9 @@ class _Fit(NamedTuple):
     kind: str
     inner: Linear
     problem: Evidence
-    differs: Array
+    differs: Mask
     found: Strengths
-    point: Point
+    point: ModePoint
 
     @property
     def worth(self) -> float:
@@ -211,7 +209,8 @@ class _Fit(NamedTuple):
         rest = max(problem.n - len(x), 1.0) if problem.squared else np.inf
         tau = self.found.tau.copy()
         free = self.kind == STRATIFIED
-        inference = Inference(problem, self.point, self.differs & (not free), rest)
+        differs = np.zeros_like(self.differs) if free else self.differs
+        inference = Inference(problem, self.point, differs, rest)
         if free:  # their mean over these clients, not over all that there might be
             omega = np.repeat(self.point.prior.omega, labels)
             C = np.linalg.inv(np.linalg.inv(inference.C) - np.diag(1 / omega))
@@ -242,7 +241,7 @@ class _Fit(NamedTuple):
     def said(self, chosen: bool, errors: str) -> str:
         """Say which model it is, who chose it, and what to be careful about."""
         fixed = self.kind in (FIXED, STRATIFIED)
-        what = SAID["cox" if fixed and self.inner.loss == COX else self.kind]
+        what = SAID[self.kind if self.inner.summed or not fixed else BASELINES]
         said = f"{what}{', chosen by evidence' if chosen else ''}; {SAID[errors]}."
         differing = int((self.found.tau > 0).sum())
         rows = self.problem.n / len(self.problem.weights)
@@ -271,9 +270,13 @@ def _fitted(
     kappa = np.where(differs, np.nan, np.inf)
     means = kind != STRATIFIED
     problem = Evidence(cohort, groups, inner.loss, means=means, restricted=restricted)
+    if problem.copies > 1:
+        raise InputError(
+            "coefficients-of-several-outputs",
+            "coefficients needs a model of one target: numbers in one column, counts or labels.",
+        )
     if kind == STRATIFIED:
-        scale = 2 * problem.noise if problem.squared else 1.0
-        kappa[last] = scale / (WIDE * problem.unit[last])
+        kappa[last] = 0.0
     fit = climbed(problem, None, kappa, groups, TOLERANCE, -np.inf)
     return _Fit(kind, inner, problem, differs, *fit)
 

@@ -23,8 +23,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from scaffpd.algorithms.evidence import Evidence, Point
-from scaffpd.federation import Vector
+from scaffpd.algorithms.climb import Mask
+from scaffpd.algorithms.evidence import Evidence, ModePoint
 from scaffpd.federation.modes import ModeInformation, OwnCoefficients
 from scaffpd.training.metrics import Array
 
@@ -43,14 +43,14 @@ class Inference:
         rest: degrees of freedom that the rows leave, infinite for likelihoods without a scale.
     """
 
-    def __init__(self, problem: Evidence, point: Point, differs: Vector, rest: float) -> None:
+    def __init__(self, problem: Evidence, point: ModePoint, differs: Mask, rest: float) -> None:
         self.problem = problem
         self.point = point
         self.rest = rest
         self.C = point.C.double().cpu().numpy()
         names = np.array(problem.groups)
-        differs = np.asarray(differs, dtype=bool) & (len(problem.weights) > 1)
-        self.own_groups = [differs & (names == g) for g in dict.fromkeys(names[differs])]
+        several = len(problem.weights) > 1
+        self.own_groups = [differs & (names == g) for g in dict.fromkeys(names[differs]) if several]
         self._ask()
 
     def _ask(self) -> None:
@@ -113,7 +113,7 @@ class Inference:
                 variance = variance + np.maximum(spread - plain[1], 0.0)
         return mean, variance
 
-    def _over(self, g: int, own: Vector, L: Array) -> Iterator[tuple[float, tuple[Array, Array]]]:
+    def _over(self, g: int, own: Mask, L: Array) -> Iterator[tuple[float, tuple[Array, Array]]]:
         """Return log evidence and own coefficients at deviations of one group."""
         prior = self.point.prior
         most = prior.tau[own].max() + REACH * max(self.unknown[g, g], 0.0) ** 0.5
@@ -124,7 +124,7 @@ class Inference:
             point = self.problem.mode(replace(prior, tau=tau), x, point.question)
             yield point.evidence, self._own(point, L)
 
-    def _own(self, point: Point, L: Array) -> tuple[Array, Array]:
+    def _own(self, point: ModePoint, L: Array) -> tuple[Array, Array]:
         rows = torch.from_numpy(L).to(point.C)
         question = OwnCoefficients(point.question, point.C, point.step.flatten(), rows)
         each = self.problem.federation.ask(question).each("own").double().cpu().numpy()
