@@ -23,7 +23,7 @@ from torch import Tensor
 
 from scaffpd.models.losses import Loss
 
-NODES = {1: 15, 2: 11, 3: 9}  # of each of the coefficients that differ; more are not integrated
+NODES = {1: 15, 2: 11, 3: 7}  # of each of the coefficients that differ; more are not integrated
 TOGETHER = 2**21  # predictions in memory at a time
 
 
@@ -104,7 +104,8 @@ class Posterior:
     def spread(self, C: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
         """Return the change of v, and 1 − (V + BCBᵀ)_jj/τ_j, as `ManyRows` does."""
         J = self.change
-        by_chance: Tensor = 1 - self.covariance.diagonal(dim1=1, dim2=2) - ((J @ C) * J).sum(2)
+        certain = self.covariance.diagonal(dim1=1, dim2=2) + ((J @ C) * J).sum(2)
+        by_chance: Tensor = 1 - certain
         return -(J @ step), by_chance
 
 

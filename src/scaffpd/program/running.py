@@ -72,7 +72,7 @@ def one_run(
         screen.phase("Scoring the models on held-out rows")
         scores = held_out_scores(prepared, found.models)
         if kind == "train" and config.privacy is None:
-            table = effects(prepared, config.model.personal)
+            table = effects(prepared, config.model)
         return replace(found, own=Judged(prepared, joining, scores, table))
 
     with folder.opened(kind, config, fresh):

@@ -14,7 +14,7 @@ from scaffpd.federation import Federation
 from scaffpd.files import load_or_create
 from scaffpd.objectives import Average
 from scaffpd.pipeline.columns import Ready
-from scaffpd.pipeline.judging import MOST_NUMBERS
+from scaffpd.pipeline.judging import MOST_NUMBERS, reference_levels
 from scaffpd.pipeline.models import TOL, Contest, Trained, uncertified
 from scaffpd.pipeline.prepared import Prepared
 from scaffpd.privacy import Private
@@ -64,6 +64,7 @@ def check_asked(config: RunConfig, prepared: Prepared) -> None:
             "without noise, and --splits above 0.",
         )
     prepared.differing(config.model.personal)
+    reference_levels(prepared, config.model.reference)
 
 
 def joins(config: RunConfig, prepared: Prepared) -> bool:

@@ -82,6 +82,7 @@ def record(
         joining=measured,
         **vars(found.own.scores),
         effects=_effects(effects, prepared) if effects else [],
+        effects_said=effects.said if effects else "",
         between_share=effects.share if effects else None,
         settings=_settings(prepared),
         config=config,

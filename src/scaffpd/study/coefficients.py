@@ -177,7 +177,7 @@ def coefficients(
         best = fits[0]
         for fit in fits[1:]:
             best = fit if fit.worth > best.worth + CLEAR else best
-        L: Array = np.eye(len(names)) if contrast is None else contrast
+        L: Array = np.eye(len(names), dtype=np.float64) if contrast is None else contrast
         if labels > 1:
             less = np.column_stack([-np.ones(labels - 1), np.eye(labels - 1)])
             L = np.kron(L, less)
@@ -289,22 +289,26 @@ def _share(problem: Evidence, tau: Array, sigma2: float) -> float:
     return between / (between + sigma2)
 
 
-def level_contrast(groups: Sequence[str], shares: Array, scale: Array) -> Array:
+def level_contrast(
+    groups: Sequence[str], shares: Array, scale: Array, reference: Sequence[int] = ()
+) -> Array:
     """Return the matrix that takes the mean over its levels off every categorical column.
 
     A column with all its categories as zeros and ones says the same as one constant more: only
-    differences between levels are known, here from the mean over rows.
+    differences between levels are known, here from the mean over rows, or from one level.
 
     Args:
         groups: of every coefficient, the name of its categorical column, or "".
         shares: of rows, of every level.
         scale: what the coefficients have to be divided by, the levels' standard deviations.
+        reference: levels that the others of their columns are compared with.
     """
     names = np.array(groups)
     L = np.diag(1 / scale)
     for name in dict.fromkeys(groups):
         own = np.flatnonzero(names == name)
         if name and len(own) > 1:
-            weights = shares[own] / shares[own].sum()
-            L[np.ix_(own, own)] -= weights / scale[own]
+            chosen = np.isin(own, reference)
+            weights = chosen if chosen.any() else shares[own]
+            L[np.ix_(own, own)] -= weights / weights.sum() / scale[own]
     return L
