@@ -5,6 +5,7 @@ import pandas as pd
 import pytest
 
 import scaffpd as sp
+from cases.refusals import refuses
 
 sm = pytest.importorskip("statsmodels.api")
 FAMILIES = {"squared": "Gaussian", "logistic": "Binomial"}
@@ -151,3 +152,29 @@ def test_several_labels_have_the_errors_of_a_multinomial_model():
     np.testing.assert_allclose(found.error, np.asarray(peer.bse).ravel(), rtol=1e-3)
     assert found.names[:2] == ("0: 1", "0: 2")
     assert sp.coefficients(sp.Cohort(parts, model)).own.shape == (4, 6)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_effects_that_change_with_time_are_found_as_lifelines_finds_them():
+    lifelines = pytest.importorskip("lifelines")
+    from lifelines.statistics import proportional_hazard_test
+
+    clients = times([60, 60, 60], seed=2)
+    for X, y in clients:  # the second column's effect turns around
+        X[:, 1] = np.where(y[:, 0] < 0.5, X[:, 1] + 0.8 * y[:, 1], X[:, 1] - 0.8 * y[:, 1])
+    found = sp.proportional_hazards(sp.Cohort(clients, sp.Linear("cox")))
+    X, y, owner = (
+        np.concatenate(part)
+        for part in zip(
+            *((X, y, np.full(len(y), i)) for i, (X, y) in enumerate(clients)), strict=True
+        )
+    )
+    table = pd.DataFrame(X, columns=["a", "b"]).assign(t=y[:, 0], e=y[:, 1], centre=owner)
+    fitter = lifelines.CoxPHFitter().fit(table, "t", "e", strata=["centre"])
+    peer = proportional_hazard_test(fitter, table, time_transform="log").summary
+    np.testing.assert_allclose(found.statistic, peer["test_statistic"], rtol=0.01)
+    np.testing.assert_allclose(found.p, peer["p"], rtol=0.05, atol=1e-6)
+    assert found.p[1] < 0.01
+    assert "χ²" in str(found)
+    with refuses("hazards-without-cox"):
+        sp.proportional_hazards(sp.Cohort(made("squared"), sp.Linear("squared")))

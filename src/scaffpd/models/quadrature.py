@@ -82,7 +82,7 @@ class Posterior:
         pi = share.mT[:, None]
         self.gradient = (pi * g).sum(2)
         g = g - self.gradient[..., None]
-        self.Q = (A * (rows.weight * curved)[..., None]).mT @ A - (pi * g) @ g.mT
+        self.Q: Tensor = (A * (rows.weight * curved)[..., None]).mT @ A - (pi * g) @ g.mT
         u = moved - (pi * moved).sum(2, keepdim=True)
         self.mean = torch.zeros_like(v)
         self.mean[:, own] = (pi * moved).sum(2)

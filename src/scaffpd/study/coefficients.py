@@ -180,7 +180,7 @@ def coefficients(
         L: Array = np.eye(len(names), dtype=np.float64) if contrast is None else contrast
         if labels > 1:
             less = np.column_stack([-np.ones(labels - 1), np.eye(labels - 1)])
-            L = np.kron(L, less)
+            L = np.kron(L, less).astype(np.float64)
             names = [f"{name}: {k}" for name in names for k in range(1, labels)]
         return best.table(L, names, labels, shift, errors, not asked)
 
