@@ -2,7 +2,7 @@ r"""`proportional_hazards`: do the effects of Cox's model change with time?
 
     r_e = a_e − ā(T_e),    T_j = (Σ_e (g_e − ḡ) D (C r_e)_j)² / (D C_jj Σ_e (g_e − ḡ)²)
 
-r_e are Schoenfeld's residuals of the D events, ā the mean of those at risk with their weights, C the
+r_e are Schoenfeld's residuals of the D events, ā the mean of those at risk by their weights, C the
 covariance of x, and g = log t. Where effects do not change, T_j is about χ² with one degree of
 freedom (Grambsch & Therneau 1994, "Proportional hazards tests and diagnostics based on weighted
 residuals"). Risk sets are within clients, so all of it is made of sums over clients.
