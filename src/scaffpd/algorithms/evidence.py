@@ -214,7 +214,11 @@ class Evidence:
         )
         seen = self.federation.ask(question)
         value, gradient, Q = (seen.added(part, self.weights).double() for part in question.vectors)
-        return question, (value.tolist(), gradient.view_as(x), (Q + Q.mT) / 2)
+        Q = (Q + Q.mT) / 2
+        if self.means:  # a quadrature of separated rows may err by more than the curvature left
+            bends, V = torch.linalg.eigh(Q)
+            Q = (V * bends.clamp_min(0)) @ V.mT
+        return question, (value.tolist(), gradient.view_as(x), Q)
 
     def at(self, prior: Prior, x: Tensor, start: ModesAt | None = None) -> ModePoint:
         question, ((total, determinants, n), gradient, Q) = self.ask(prior, x, start)

@@ -51,7 +51,7 @@ SAID = {
     MODEL: "errors from the curvature of the likelihood",
     ROBUST: "robust errors, clustered by client",
 }
-TOLERANCE = 1e-5  # nats: estimates are reported, not only used
+TOLERANCE = 1e-4  # nats: estimates are reported, not only used
 WORTH = 1.0  # nats that a variance has to gain
 CLEAR = 0.01  # nats below which evidence is the same
 FEW = 10  # rows a client, for each coefficient that differs, below which Laplace is poor

@@ -29,7 +29,7 @@ from scaffpd.federation.modes import ModeInformation, OwnCoefficients
 from scaffpd.training.metrics import Array
 
 POINTS = 8  # at which a deviation is integrated over
-MOST = 12  # deviations that are integrated over, one by one
+MOST = 3  # deviations that are integrated over, one by one
 MANY = 50  # clients from which on deviations are known well enough
 REACH = 10.0  # standard errors of τ that the integral goes up to
 
@@ -85,8 +85,8 @@ class Inference:
         LC = L @ self.C
         slopes = np.einsum("la,gab,lb->lg", LC, self.G, LC)
         spread = ((slopes @ self.unknown) * slopes).sum(1)
-        with np.errstate(divide="ignore"):
-            freedom = 2 * variance**2 / np.maximum(spread, 0.0)
+        freedom = np.full(len(L), self.rest)
+        np.divide(2 * variance**2, spread, out=freedom, where=spread > 0)
         L = L * self.less
         variance = ((L @ self.C) * L).sum(1)
         return np.sqrt(np.maximum(variance, 0.0)), np.clip(freedom, 1.0, self.rest)
@@ -97,7 +97,8 @@ class Inference:
         n = self.problem.n
         meat = self.slopes * N / max(N - 1, 1) * (n - 1) / max(n - len(self.C), 1)
         LC = L @ self.C
-        return np.sqrt(((LC @ meat) * LC).sum(1)), np.full(len(L), max(N - 1.0, 1.0))
+        variance = ((LC @ meat) * LC).sum(1)
+        return np.sqrt(np.maximum(variance, 0.0)), np.full(len(L), max(N - 1.0, 1.0))
 
     def own(self, L: Array) -> tuple[Array, Array]:
         """Return the clients' L u_i and their variances, integrated over the deviations."""
