@@ -124,7 +124,7 @@ def test_product_rules_are_integrals_over_a_grid(differing):
     optimiser.step(closure)
     mode = v.detach()
     p = z + ((A[0] * S) @ mode[0])[None, :, None]
-    found = Posterior(loss, Rows(A, y, weight, p), S, mode)
+    found = Posterior(loss, Rows(A, y, weight, p), S, mode, torch.zeros(1, 3, 3).double())
     axis = torch.linspace(-7, 7, 71, dtype=torch.float64)
     grid = torch.cartesian_prod(*[axis] * differing).view(-1, differing)
     at = torch.cat([grid, torch.zeros(len(grid), 3 - differing)], 1)

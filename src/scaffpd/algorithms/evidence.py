@@ -27,8 +27,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scaffpd.algorithms.climb import Climb, Families, Mask
-from scaffpd.descent import newton
+from scaffpd.algorithms.climb import LIMIT, Climb, Families, Mask
+from scaffpd.descent import STEPS, newton
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, Vector
 from scaffpd.federation.modes import ModesAt, ModeSpread
@@ -43,6 +43,10 @@ FREE = 1e4  # τ, in the same units, of coefficients that every client has for i
 CLOSE = 0.1  # decrease of a Newton step, in nats, from which x moves together with τ and ω
 WORTH = 1.0  # nats that one more variance has to gain; where all are equal it gains ½ on average
 ROUGH = 0.1, 0.05  # nats a round at which two fits are compared: at least, and per variance
+# Newton steps towards a mode of integrals, and the decrease of one at which it is lost: rows that
+# decide nothing let a deviation grow until quadrature errs by more than there is to find
+FEW = 10
+LOST = 1.0
 AGAIN = 0.01  # of a group's share: where a variance starts that had shrunk to nothing
 
 
@@ -107,6 +111,11 @@ class ModePoint:
     value: float
     decrease: float
     evidence: float
+
+    @property
+    def lost(self) -> bool:
+        """Whether integrals have no mode that can be found."""
+        return self.question.means and self.decrease > LOST
 
 
 class Evidence:
@@ -214,11 +223,7 @@ class Evidence:
         )
         seen = self.federation.ask(question)
         value, gradient, Q = (seen.added(part, self.weights).double() for part in question.vectors)
-        Q = (Q + Q.mT) / 2
-        if self.means:  # a quadrature of separated rows may err by more than the curvature left
-            bends, V = torch.linalg.eigh(Q)
-            Q = (V * bends.clamp_min(0)) @ V.mT
-        return question, (value.tolist(), gradient.view_as(x), Q)
+        return question, (value.tolist(), gradient.view_as(x), (Q + Q.mT) / 2)
 
     def at(self, prior: Prior, x: Tensor, start: ModesAt | None = None) -> ModePoint:
         question, ((total, determinants, n), gradient, Q) = self.ask(prior, x, start)
@@ -259,7 +264,7 @@ class Evidence:
             start = point.question
             return -point.step[None], X.new_tensor([2 * point.decrease])
 
-        return newton(x[None], evaluate, step, 2 * close)[2]
+        return newton(x[None], evaluate, step, 2 * close, FEW if self.means else STEPS)[2]
 
     def moments(self, point: ModePoint) -> tuple[Vector, Vector, Vector]:
         """Return `size`, `freedom` and `residual` of a `Climb`, after the Newton step."""
@@ -308,6 +313,8 @@ class _Shared(Climb):
         self.evidence = np.array([point.evidence])
         self.decrease = point.decrease
         self.size, self.freedom, self.residual = self.problem.moments(point)
+        if point.lost:
+            self.rounds = LIMIT
 
 
 def strengths(

@@ -201,7 +201,7 @@ class ClientModes:
         self.gradient[who] = back(A, found.r).flatten(1)
         self.value[who, 0] = found.value
         if self.integrated:
-            posterior = self._posterior(block, y, weight, found.p)
+            posterior = self._posterior(block, y, weight, found.p, near)
             self.value[who, 0] = posterior.value
             self.gradient[who] = posterior.gradient
             self.shift[who] = posterior.mean[..., None]
@@ -215,9 +215,17 @@ class ClientModes:
         if self._stored is not None:
             self._stored[block.number] = near
 
-    def _posterior(self, block: PaddedBlock, y: Tensor, weight: Tensor, p: Tensor) -> Posterior:
+    def _posterior(
+        self,
+        block: PaddedBlock,
+        y: Tensor,
+        weight: Tensor,
+        p: Tensor,
+        near: ManyRows | FewRows,
+    ) -> Posterior:
         A = self.samples.rows.of(block)[0].double()
-        return Posterior(self.loss, Rows(A, y, weight, p), self.S, self.v[block.clients, :, 0])
+        rows = Rows(A, y, weight, p)
+        return Posterior(self.loss, rows, self.S, self.v[block.clients, :, 0], near.each())
 
     def _mean(
         self,
@@ -250,9 +258,9 @@ class ClientModes:
             return self._stored[block.number]
         A, y, weight = self._rows(block)
         u = self.X + (self.S[:, None] * self.v[block.clients]).view(len(y), *self.X.shape)
-        if self.integrated:
-            return self._posterior(block, y, weight, along(A, u))
-        return self.samples.factor(A, y, weight, along(A, u), self.S[None])
+        p = along(A, u)
+        near = self.samples.factor(A, y, weight, p, self.S[None])
+        return self._posterior(block, y, weight, p, near) if self.integrated else near
 
     def modes(self) -> dict[str, Vectors]:
         q = len(self.S)

@@ -25,6 +25,7 @@ from scaffpd.models.losses import Loss
 
 NODES = {1: 15, 2: 11, 3: 7}  # of each of the coefficients that differ; more are not integrated
 TOGETHER = 2**21  # predictions in memory at a time
+LEAST = 0.3  # of Laplace's Hessian: less is an error of the quadrature
 
 
 class Rows(NamedTuple):
@@ -46,9 +47,12 @@ class Posterior:
         mean: E v − v̂, (n, q).
         covariance: of v; of a shared coefficient the prior's.
         change: J, (n, q, q).
+
+    Args:
+        near: Laplace's Hessians in x, (n, q, q).
     """
 
-    def __init__(self, loss: Loss, rows: Rows, S: Tensor, v: Tensor) -> None:
+    def __init__(self, loss: Loss, rows: Rows, S: Tensor, v: Tensor, near: Tensor) -> None:
         own = torch.nonzero(S).flatten()
         t, log = nodes(len(own))
         t, log = t.to(v), log.to(v)
@@ -82,7 +86,8 @@ class Posterior:
         pi = share.mT[:, None]
         self.gradient = (pi * g).sum(2)
         g = g - self.gradient[..., None]
-        self.Q: Tensor = (A * (rows.weight * curved)[..., None]).mT @ A - (pi * g) @ g.mT
+        Q = (A * (rows.weight * curved)[..., None]).mT @ A - (pi * g) @ g.mT
+        self.Q: Tensor = _bounded(Q, LEAST * near)
         u = moved - (pi * moved).sum(2, keepdim=True)
         self.mean = torch.zeros_like(v)
         self.mean[:, own] = (pi * moved).sum(2)
@@ -107,6 +112,21 @@ class Posterior:
         certain = self.covariance.diagonal(dim1=1, dim2=2) + ((J @ C) * J).sum(2)
         by_chance: Tensor = 1 - certain
         return -(J @ step), by_chance
+
+
+def _bounded(Q: Tensor, least: Tensor) -> Tensor:
+    """Return Q where it is above a bound from below, and else the nearest that is.
+
+    Where rows decide little and a deviation is large, the difference that Q is cancels.
+    """
+    more = Q - least
+    slack = 1e-12 * Q.diagonal(dim1=1, dim2=2).sum(1) + torch.finfo(Q.dtype).tiny
+    bad = torch.linalg.cholesky_ex(more + slack[:, None, None] * torch.eye(Q.shape[1]).to(Q))[1] > 0
+    if bool(bad.any()):
+        bends, V = torch.linalg.eigh(more[bad])
+        Q = Q.clone()
+        Q[bad] = least[bad] + (V * bends.clamp_min(0)[:, None]) @ V.mT
+    return Q
 
 
 @lru_cache

@@ -199,7 +199,7 @@ class _Fit(NamedTuple):
     def worth(self) -> float:
         """Log evidence, less a nat for every variance."""
         alive = {g for g, tau in zip(self.found.groups, self.found.tau, strict=True) if tau > 0}
-        return self.found.evidence - WORTH * len(alive)
+        return -np.inf if self.point.lost else self.found.evidence - WORTH * len(alive)
 
     def table(
         self, L: Array, names: Sequence[str], labels: int, shift: float, errors: str, chosen: bool
@@ -243,6 +243,8 @@ class _Fit(NamedTuple):
         fixed = self.kind in (FIXED, STRATIFIED)
         what = SAID[self.kind if self.inner.summed or not fixed else BASELINES]
         said = f"{what}{', chosen by evidence' if chosen else ''}; {SAID[errors]}."
+        if self.point.lost:
+            said += " No estimates: the rows do not tell how far clients differ."
         differing = int((self.found.tau > 0).sum())
         rows = self.problem.n / len(self.problem.weights)
         if self.problem.means and differing > max(NODES):

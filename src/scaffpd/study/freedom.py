@@ -103,7 +103,8 @@ class Inference:
     def own(self, L: Array) -> tuple[Array, Array]:
         """Return the clients' L u_i and their variances, integrated over the deviations."""
         mean, variance = plain = self._own(self.point, L)
-        if len(mean) < MANY and len(self.own_groups) <= MOST:
+        few = len(mean) < MANY and len(self.own_groups) <= MOST
+        if few and not self.point.lost:
             for g, own in enumerate(self.own_groups):
                 weights, values = zip(*self._over(g, own, L), strict=True)
                 w = np.exp(np.array(weights) - max(weights))
