@@ -7,10 +7,7 @@ for squared loss, from exact probabilities for labels. The worst fifth is the on
 held-out rows name, judged on the other half; `truly` is the gain of those who are served worst,
 which the interval does not claim, and `in its own rows` would be without halves.
 
-Coefficients: `sp.coefficients` on clients of the same kind, without the models above; x and every
-client's u_i are known. τ is estimated, column by column.
-
-    python benchmarks/intervals.py [gains] [coefficients] [--small] [--draws 400]
+    python benchmarks/intervals.py [--small] [--draws 400]
 """
 
 from __future__ import annotations
@@ -19,14 +16,12 @@ import argparse
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-import scaffpd as sp
 from scaffpd.training.metrics import HeldOutMoments, RelativeGain, Weights, every, worst_fifth
 
 Array = NDArray[np.float64]
@@ -148,30 +143,11 @@ def gains(draws: int, count: int, tau: float, labels: bool, seed: int) -> dict[s
     return covered
 
 
-def effects(draws: int, count: int, tau: float, labels: bool, seed: int) -> dict[str, list[bool]]:
-    """Return whether intervals of coefficients covered: of all columns, and of the first client."""
-    rng = np.random.default_rng(seed)
-    covered = defaultdict(list)
-    for _ in range(draws):
-        x = rng.normal(size=COLUMNS)
-        clients = Clients(rng, x + math.sqrt(tau) * rng.normal(size=(count, COLUMNS)), labels)
-        rows = [(X[:, :-1], y) for X, y in clients.draw(20)]
-        model = sp.Linear("logistic" if labels else "squared", 0.1, intercept=True)
-        found = sp.coefficients(sp.Cohort(rows, model))
-        for name, truth, client in (("x", x, None), ("u", clients.truth[0], found.clients[0])):
-            for row, value in zip(found.table(client), truth, strict=True):
-                covered[name].append(row["low"] <= value <= row["high"])
-    return covered
-
-
-Simulation = Callable[[int, int, float, bool, int], dict[str, list[bool]]]
-
-
-def table(simulation: Simulation, counts: tuple[int, ...], draws: int) -> None:
-    """Print coverage in percent with its Monte-Carlo error, over all pairs or columns."""
+def table(counts: tuple[int, ...], draws: int) -> None:
+    """Print coverage in percent with its Monte-Carlo error, over all pairs."""
     header: list[str] = []
     for labels, count, tau in itertools.product((False, True), counts, (0.0, 0.3, 1.0)):
-        found = simulation(draws, count, tau, labels, 1)
+        found = gains(draws, count, tau, labels, 1)
         if not header:
             header = ["loss", "clients", "τ", *found]
             print("| " + " | ".join(header) + " |")
@@ -186,15 +162,11 @@ def table(simulation: Simulation, counts: tuple[int, ...], draws: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", nargs="*", default=["gains", "coefficients"])
     parser.add_argument("--draws", type=int, default=400)
     parser.add_argument("--small", action="store_true", help="a few draws, to see that it runs")
     chosen = parser.parse_args()
     draws = 20 if chosen.small else chosen.draws
-    if "gains" in chosen.what:
-        table(gains, (6, 30), draws)
-    if "coefficients" in chosen.what:
-        table(effects, (4, 10, 30), max(draws // 4, 5))
+    table((6, 30), draws)
 
 
 if __name__ == "__main__":

@@ -52,6 +52,8 @@ from scaffpd.study.comparison import compare as compare
 from scaffpd.study.gains import Joining as Joining
 from scaffpd.study.joining import joining as joining
 from scaffpd.study.path import path as path
+from scaffpd.study.proportional import ProportionalHazards as ProportionalHazards
+from scaffpd.study.proportional import proportional_hazards as proportional_hazards
 from scaffpd.training.cohort import Cohort as Cohort
 from scaffpd.training.history import Checkpoint as Checkpoint
 from scaffpd.training.history import History as History

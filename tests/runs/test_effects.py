@@ -16,6 +16,8 @@ from scaffpd.pipeline.judging import effects
 from scaffpd.program.train import check_asked
 from scaffpd.report import page as report
 
+statsmodels = pytest.importorskip("statsmodels.api")
+
 
 @pytest.mark.parametrize("number", [True, False])
 def test_effects_are_those_of_the_raw_columns(tmp_path, number):
@@ -24,7 +26,7 @@ def test_effects_are_those_of_the_raw_columns(tmp_path, number):
     personal = {"personal": ["age", "intercept"]}
     config = asked(file, training={"splits": 1}, model=personal)
     rows = prepared(config)
-    found = effects(rows, config.model.personal)
+    found = effects(rows, config.model)
     assert found.names == ("age", "sex=f", "sex=m", "pressure", "intercept")
     columns = list(rows.columns)
     kept = [columns.index(name) for name in ("age", "sex=m", "pressure")]
@@ -71,3 +73,36 @@ def test_columns_that_are_not_there_are_refused(tmp_path):
     config = asked(file, model={"personal": ["age"]})  # without personal models
     with refuses("no-personal-models"):
         check_asked(config, prepared(config))
+
+
+def test_effects_are_those_that_one_asks_for(tmp_path):
+    """Fixed effects against one category, robust errors; the page says which model it is."""
+    file = patients(tmp_path / "patients.csv", number=False)
+    out = tmp_path / "run"
+    words = "--client hospital --target outcome --splits 1 --effects fixed --errors robust"
+    words += " --reference sex=f"
+    assert cli.run(["train", str(file), *words.split(), "--out", str(out)]) == 0
+    run = json.loads((out / "run.json").read_text())
+    said = "One model for all clients (fixed effects); robust errors, clustered by client."
+    assert run["effects_said"] == said
+    assert said in (out / "report.html").read_text(encoding="utf-8")
+    rows = {row["column"]: row["values"] for row in run["effects"]}
+    assert rows["sex=f"]["estimate"] == rows["sex=f"]["error"] == 0.0
+    found = prepared(asked(file, training={"splits": 1}))
+    columns = list(found.columns)
+    kept = [columns.index(name) for name in ("age", "sex=m", "pressure")]
+    X = np.concatenate([X for X, _ in found.train])[:, kept]
+    scale = found.encoding.deviation[kept]
+    peer = statsmodels.GLM(
+        np.concatenate([y for _, y in found.train]),
+        np.column_stack([X, np.ones(len(X))]),
+        family=statsmodels.families.Binomial(),
+    ).fit(
+        cov_type="cluster",
+        cov_kwds={"groups": np.repeat(range(len(found.train)), [len(y) for _, y in found.train])},
+    )
+    for k, name in enumerate(("age", "sex=m", "pressure")):
+        assert rows[name]["estimate"] == pytest.approx(peer.params[k] / scale[k], rel=1e-3)
+        assert rows[name]["error"] == pytest.approx(peer.bse[k] / scale[k], rel=0.02)
+    with refuses("unknown-name"):
+        check_asked(asked(file, model={"reference": ["sex=x"]}), found)

@@ -27,8 +27,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scaffpd.algorithms.climb import Climb, Families, Mask
-from scaffpd.descent import newton
+from scaffpd.algorithms.climb import LIMIT, Climb, Families, Mask
+from scaffpd.descent import STEPS, newton
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, Vector
 from scaffpd.federation.modes import ModesAt, ModeSpread
@@ -39,9 +39,14 @@ TOLERANCE = 0.02
 # start of τ and ω, and the prior of flat groups: in units that explain about all
 START = 0.1, 1.0
 FLAT = 1e6
+FREE = 1e4  # τ, in the same units, of coefficients that every client has for itself (κ = 0)
 CLOSE = 0.1  # decrease of a Newton step, in nats, from which x moves together with τ and ω
 WORTH = 1.0  # nats that one more variance has to gain; where all are equal it gains ½ on average
 ROUGH = 0.1, 0.05  # nats a round at which two fits are compared: at least, and per variance
+# Newton steps towards a mode of integrals, and the decrease of one at which it is lost: rows that
+# decide nothing let a deviation grow until quadrature errs by more than there is to find
+FEW = 10
+LOST = 1.0
 AGAIN = 0.01  # of a group's share: where a variance starts that had shrunk to nothing
 
 
@@ -95,7 +100,7 @@ class Strengths:
 
 
 @dataclass(frozen=True)
-class _Point:
+class ModePoint:
     """The answers at x under a prior: a Newton step, and the evidence as if it were taken."""
 
     prior: Prior
@@ -106,6 +111,11 @@ class _Point:
     value: float
     decrease: float
     evidence: float
+
+    @property
+    def lost(self) -> bool:
+        """Whether integrals have no mode that can be found."""
+        return self.question.means and self.decrease > LOST
 
 
 class Evidence:
@@ -124,6 +134,8 @@ class Evidence:
         groups: the group of every feature, the intercept's last.
         loss: the loss by name.
         close: the decrease of a client's Newton step, in nats, at which it may stop.
+        means: whether clients integrate over what differs (`models/quadrature.py`).
+        restricted: whether x is integrated over, too; else its largest likelihood counts.
     """
 
     def __init__(
@@ -133,8 +145,10 @@ class Evidence:
         loss: str,
         close: float = 1e-6,
         means: bool = False,
+        restricted: bool = True,
     ) -> None:
         self.federation = federation
+        self.restricted = restricted
         self.groups = tuple(groups)
         self.close = close
         self.squared = loss == "squared"
@@ -211,7 +225,7 @@ class Evidence:
         value, gradient, Q = (seen.added(part, self.weights).double() for part in question.vectors)
         return question, (value.tolist(), gradient.view_as(x), (Q + Q.mT) / 2)
 
-    def at(self, prior: Prior, x: Tensor, start: ModesAt | None = None) -> _Point:
+    def at(self, prior: Prior, x: Tensor, start: ModesAt | None = None) -> ModePoint:
         question, ((total, determinants, n), gradient, Q) = self.ask(prior, x, start)
         omega = self._rows(prior.omega)[:, None]
         root = omega.sqrt()
@@ -228,29 +242,34 @@ class Evidence:
         if self.means:
             value += determinants / 2
             determinants = 0.0
-        inside = determinants + 2 * self.copies * float(L.diagonal().log().sum())
+        inside = determinants
+        if self.restricted:
+            inside += 2 * self.copies * float(L.diagonal().log().sum())
         evidence = decrease - value - inside / 2
         if self.squared:
             evidence -= n * self.copies / 2 * float(np.log(np.pi * prior.scale))
-        return _Point(prior, question, x, C, step, value, decrease, evidence)
+        return ModePoint(prior, question, x, C, step, value, decrease, evidence)
 
-    def mode(self, prior: Prior, x: Tensor, start: ModesAt | None, close: float = CLOSE) -> _Point:
+    def mode(
+        self, prior: Prior, x: Tensor, start: ModesAt | None, close: float = CLOSE
+    ) -> ModePoint:
         """Take Newton steps of x until one decreases Φ by no more than `close`."""
 
-        def evaluate(X: Tensor) -> tuple[Tensor, _Point]:
+        def evaluate(X: Tensor) -> tuple[Tensor, ModePoint]:
             point = self.at(prior, X[0], start)
             return X.new_tensor([point.value]), point
 
-        def step(X: Tensor, point: _Point) -> tuple[Tensor, Tensor]:
+        def step(X: Tensor, point: ModePoint) -> tuple[Tensor, Tensor]:
             nonlocal start
             start = point.question
             return -point.step[None], X.new_tensor([2 * point.decrease])
 
-        return newton(x[None], evaluate, step, 2 * close)[2]
+        return newton(x[None], evaluate, step, 2 * close, FEW if self.means else STEPS)[2]
 
-    def moments(self, point: _Point) -> tuple[Vector, Vector, Vector]:
+    def moments(self, point: ModePoint) -> tuple[Vector, Vector, Vector]:
         """Return `size`, `freedom` and `residual` of a `Climb`, after the Newton step."""
-        question = ModeSpread(point.question, point.C, point.step.flatten())
+        C = point.C if self.restricted else torch.zeros_like(point.C)
+        question = ModeSpread(point.question, C, point.step.flatten())
         spread = self.federation.ask(question).added("spread", self.weights).double()
         omega = self._rows(point.prior.omega)
         size = (point.x + point.step).square().sum(1) / omega
@@ -266,7 +285,7 @@ class _Shared(Climb):
     """The fixed point of a federation: its τ, and then its ω, in one row."""
 
     problem: Evidence
-    point: _Point
+    point: ModePoint
 
     def __init__(self, problem: Evidence, prior: Prior, tied: Mask) -> None:
         super().__init__(problem, np.append(prior.tau, prior.omega)[None], np.array([prior.scale]))
@@ -294,6 +313,8 @@ class _Shared(Climb):
         self.evidence = np.array([point.evidence])
         self.decrease = point.decrease
         self.size, self.freedom, self.residual = self.problem.moments(point)
+        if point.lost:
+            self.rounds = LIMIT
 
 
 def strengths(
@@ -318,7 +339,7 @@ def climbed(
     flat: Sequence[str],
     tol: float = TOLERANCE,
     worth: float = WORTH,
-) -> tuple[Strengths, _Point]:
+) -> tuple[Strengths, ModePoint]:
     """Return the strengths, and the answers there.
 
     All groups but the intercept first have one τ and one ω, in units of what a group can explain. A
@@ -329,7 +350,7 @@ def climbed(
     Args:
         problem: clients with a linear model; its own l2 and strength do not matter.
         l2: numbers per feature that are given and stay; `None` or NaN: by evidence.
-        strength: the same for κ; infinite for one model for all.
+        strength: the same for κ; infinite for one model for all, 0 for a free one at every client.
         flat: groups whose shared coefficients are not shrunk.
         tol: gain of evidence, in nats a round, at which to stop.
         worth: nats that an additional variance has to gain.
@@ -341,11 +362,12 @@ def climbed(
     if len(problem.federation.names) == 1:
         given[0][:] = np.inf
     free = [np.isnan(v) for v in given]
-    tied = [~free[0], ~free[1]]
+    tied = [~free[0] & (given[0] > 0), ~free[1]]
     # a flat group, such as the intercept, is not shrunk towards 0
     wide = np.isin(groups, flat)
     with np.errstate(divide="ignore"):
         tau = np.where(free[0], START[0] * problem.share, scale / given[0])
+        tau = np.where(given[0] == 0, FREE * problem.unit, tau)
         omega = np.where(free[1], START[1] * problem.share, scale / (problem.n * given[1]))
     omega = np.minimum(np.where(free[1] & wide, np.inf, omega), FLAT * problem.unit)
     free[1] &= ~wide

@@ -20,7 +20,12 @@ SETTINGS: Mapping[str, Tables] = {  # by command
     "path": {**COMMON, "path": PathSettings},
 }
 # settings that a command has no option for
-BUT: Mapping[str, Sequence[str]] = {"path": ("kappa", "personal", "splits", "groups")}
+BUT: Mapping[str, Sequence[str]] = {
+    "path": (
+        *("kappa", "personal", "splits", "groups"),
+        *("effects", "errors", "reference"),
+    )
+}
 
 
 def options(command: str) -> list[Option]:

@@ -38,8 +38,9 @@ class ModesAt(Question):
     close: float = 1e-8
     # an earlier question, from whose u_i the clients start; it changes nothing but time
     start: ModesAt | None = None
-    # whether u_i are posterior means to first order, not modes, and the gradient that of Laplace's
-    # approximation; for losses with one output, to report and not to predict
+    # whether u_i are posterior means, not modes, and minima are those of −log of an integral: by
+    # quadrature (`models/quadrature.py`) over up to three coefficients that differ, beyond that to
+    # first order; for losses with one output, to report and not to predict
     means: bool = False
 
     def shapes(self, d: int) -> Shapes:
@@ -93,7 +94,29 @@ class OwnCoefficients(ModeSpread):
     L: Tensor
 
     def shapes(self, d: int) -> Shapes:
-        return {"own": (2, len(self.C))}
+        return {"own": (2, len(self.L))}
 
     def answer(self, clients: ClientSide) -> Reply:
         return Reply({}, {"own": clients.modes(self.at).own(self.C, self.step, self.L)})
+
+
+@dataclass(frozen=True, eq=False)
+class ModeInformation(ModeSpread):
+    r"""What degrees of freedom and robust errors need, with g_i and Q_i the slope and Hessian in x.
+
+    Σ_i g_ig_iᵀ, and for groups g, h of coefficients Σ_i Q_iE_gQ_i and
+    Σ_i Σ_{j∈g, k∈h} (Q_i)_jk (Q_i − 2 Q_iCQ_i)_jk.
+    """
+
+    kind = "information"
+    shows = (summed("information", "products of slopes and Hessians of your own model"),)
+
+    groups: Tensor  # (groups, coefficients), ones for those of a group
+
+    def shapes(self, d: int) -> Shapes:
+        q, p = len(self.C), len(self.groups)
+        return {"information": (q * q * (1 + p) + p * p,)}
+
+    def answer(self, clients: ClientSide) -> Reply:
+        found = clients.modes(self.at).information(self.C, self.step, self.groups)
+        return Reply({}, {"information": found})

@@ -47,8 +47,17 @@ class ManyRows:
         return J
 
     @property
+    def covariance(self) -> Tensor:
+        """M⁻¹ = T^{-½}VT^{-½}."""
+        return torch.cholesky_inverse(self.L)
+
+    @property
     def freedom(self) -> Tensor:
-        return 1 - torch.cholesky_inverse(self.L).diagonal(dim1=1, dim2=2)
+        return 1 - self.covariance.diagonal(dim1=1, dim2=2)
+
+    def each(self) -> Tensor:
+        """Return Q_i."""
+        return self.H - self.half.mT @ self.half
 
     def curvature(self, weights: Tensor) -> Tensor:
         w = weights[:, None, None]
@@ -77,6 +86,16 @@ class FewRows:
     @property
     def change(self) -> Tensor:
         return self.K.mT @ torch.cholesky_solve(self.R, self.L)
+
+    @property
+    def covariance(self) -> Tensor:
+        """M⁻¹ = I − KᵀG⁻¹K."""
+        eye = torch.eye(self.K.shape[2]).to(self.K)
+        return eye - self.K.mT @ torch.cholesky_solve(self.K, self.L)
+
+    def each(self) -> Tensor:
+        """Return Q_i."""
+        return self.R.mT @ torch.cholesky_solve(self.R, self.L)
 
     @property
     def freedom(self) -> Tensor:

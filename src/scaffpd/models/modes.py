@@ -21,6 +21,7 @@ from scaffpd.models.execution import parallel_map
 from scaffpd.models.glm import LinearOracle
 from scaffpd.models.newton import CorrectionProblem
 from scaffpd.models.quadratic import QuadraticOracle
+from scaffpd.models.quadrature import NODES, Posterior, Rows
 from scaffpd.models.samples import CACHE, PaddedBlock, StackedSamples
 from scaffpd.models.weighted_loss import Weighted
 
@@ -29,6 +30,7 @@ THIRD = 1e-4  # step of the difference that third derivatives of a loss are take
 STALE = 1e-6
 # Numbers of all clients' matrices up to which they are stored between two questions.
 STORED = 2**27
+Near = ManyRows | FewRows | Posterior
 # Blocks whose sums of matrices are in memory at a time.
 TOGETHER = 16
 
@@ -94,7 +96,7 @@ class ModeRows:
         S: Tensor,
         v: Tensor,
         close: float,
-        before: ManyRows | FewRows | None = None,
+        before: Near | None = None,
     ) -> Solved:
         """Minimise Σ_rows w ℓ(z + ⟨a, S v⟩, y) + ½‖v‖² by Newton's method, from v (n, q, copies).
 
@@ -165,14 +167,17 @@ class ClientModes:
         n = len(rows.layout)
         q = len(self.S)
         self.v = self.X.new_zeros(n, q, self.X.numel() // q)
-        self._stored: dict[int | None, ManyRows | FewRows] | None = {}
+        self._stored: dict[int | None, Near] | None = {}
         if start is not None:  # the same u_i, and their matrices until there are others
             near = torch.where(self.S > 0, start.S / self.S, 0)
             self.v = start.ahead * near[:, None]
             self._stored = start._stored or {}
             start._stored = None
         self.ahead = self.v  # after the Newton step of x, once that is known
-        self.means = at.means
+        differing = int((self.S > 0).sum())
+        self.means = at.means and differing > 0
+        # a few coefficients that differ are integrated over, more of them to first order
+        self.integrated = at.means and differing in NODES
         self.shift = torch.zeros_like(self.v)  # from modes to means
         self.value = self.v.new_zeros(n, 3)
         self.gradient = self.v.new_zeros(n, self.X.numel())
@@ -195,12 +200,32 @@ class ClientModes:
         self.v[who] = found.v
         self.gradient[who] = back(A, found.r).flatten(1)
         self.value[who, 0] = found.value
+        if self.integrated:
+            posterior = self._posterior(block, y, weight, found.p, near)
+            self.value[who, 0] = posterior.value
+            self.gradient[who] = posterior.gradient
+            self.shift[who] = posterior.mean[..., None]
+            if self._stored is not None:
+                self._stored[block.number] = posterior
+            return
         if self.means:
             self._mean(block, y, weight, found.p, near)
         copies = self.v.shape[2]
         self.value[who, 1] = 2 * copies * near.L.diagonal(dim1=1, dim2=2).log().sum(1)
         if self._stored is not None:
             self._stored[block.number] = near
+
+    def _posterior(
+        self,
+        block: PaddedBlock,
+        y: Tensor,
+        weight: Tensor,
+        p: Tensor,
+        near: ManyRows | FewRows,
+    ) -> Posterior:
+        A = self.samples.rows.of(block)[0].double()
+        rows = Rows(A, y, weight, p)
+        return Posterior(self.loss, rows, self.S, self.v[block.clients, :, 0], near.each())
 
     def _mean(
         self,
@@ -228,12 +253,14 @@ class ClientModes:
         self.shift[who] = -z
         self.gradient[who] += (k - pulled)[..., 0]
 
-    def _near(self, block: PaddedBlock) -> ManyRows | FewRows:
+    def _near(self, block: PaddedBlock) -> Near:
         if self._stored is not None:
             return self._stored[block.number]
         A, y, weight = self._rows(block)
         u = self.X + (self.S[:, None] * self.v[block.clients]).view(len(y), *self.X.shape)
-        return self.samples.factor(A, y, weight, along(A, u), self.S[None])
+        p = along(A, u)
+        near = self.samples.factor(A, y, weight, p, self.S[None])
+        return self._posterior(block, y, weight, p, near) if self.integrated else near
 
     def modes(self) -> dict[str, Vectors]:
         q = len(self.S)
@@ -284,20 +311,50 @@ class ClientModes:
 
     def own(self, C: Tensor, step: Tensor, L: Tensor) -> Vectors:
         q = len(self.S)
-        found = self.v.new_empty(len(self.v), 2, q)
+        found = self.v.new_empty(len(self.v), 2, len(L))
         eye = torch.eye(q, dtype=torch.float64, device=self.v.device)
 
         def work(block: PaddedBlock) -> None:
             who = block.clients
-            J = self._near(block).change
+            near = self._near(block)
+            J = near.change
             K = eye - self.S[:, None] * J
             moved = self.v[who] + self.shift[who] - J @ step.view(q, -1)
-            found[who, 0] = (self.X + step.view(q, -1) + self.S[:, None] * moved)[..., 0] @ L.mT
-            V = K * self.S.square()  # (H + T⁻¹)⁻¹ = (I − SJ)T
+            found[who, 0] = (self.X.view(q, -1) + step.view(q, -1) + self.S[:, None] * moved)[
+                ..., 0
+            ] @ L.mT
+            V = self.S[:, None] * near.covariance * self.S
             found[who, 1] = ((L @ (V + K @ C @ K.mT)) * L).sum(2)
 
         parallel_map(work, self.blocks, self.v.device)
         return _held(found)
+
+    def information(self, C: Tensor, step: Tensor, groups: Tensor) -> Vectors:
+        """Return the answer to `ModeInformation`."""
+        q, families = len(C), groups.to(C)
+
+        def total(weights: Tensor) -> Tensor:
+            found = C.new_zeros(q * q * (1 + len(groups)) + len(groups) ** 2)
+            for block in self.blocks:
+                w = weights[block.clients, None, None]
+                Q = self._near(block).each()
+                g = (self.gradient[block.clients] + Q @ step.flatten())[..., None]
+                # of every group: Σ_i Q_i E_g Q_i
+                pairs = [((w * Q * own) @ Q).sum(0) for own in families]
+                overlap = (w * Q * (Q - 2 * Q @ C @ Q)).sum(0)
+                found += torch.cat(
+                    [
+                        (w * g * g.mT).sum(0).flatten(),
+                        *(part.flatten() for part in pairs),
+                        (families @ overlap @ families.mT).flatten(),
+                    ]
+                )
+            return found
+
+        eye = torch.eye(len(self.v), dtype=torch.float64, device=self.v.device)
+        shape = (q * q * (1 + len(groups)) + len(groups) ** 2,)
+        each = lambda: torch.stack([total(one) for one in eye])
+        return Vectors(total, each, shape=shape, double_weights=True)
 
 
 def _held(each: Tensor) -> Vectors:

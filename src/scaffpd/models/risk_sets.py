@@ -229,6 +229,10 @@ class PartialLikelihood:
         own = collected(rows.at(risk.events), risk.time, risk.points)
         return rest.at(risk.term).joined(own.at(risk.term).scaled(risk.share))
 
+    def means(self, columns: Tensor) -> Tensor:
+        """Return the weighted means of columns over those at risk, term by term."""
+        return self._sums(columns).mean
+
     @cached_property
     def value(self) -> Tensor:
         return self.risk.added(self.risk.v * self.gaps)

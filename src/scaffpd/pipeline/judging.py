@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scaffpd.algorithms.evidence import INTERCEPT
-from scaffpd.data.tabular.agree import encoded_features
+from scaffpd.data.tabular.agree import Schema, encoded_features
 from scaffpd.data.tabular.columns import CATEGORY
+from scaffpd.errors import unknown
 from scaffpd.models import Personal
+from scaffpd.numbers import AUTO
 from scaffpd.pipeline.models import Trained
 from scaffpd.pipeline.prepared import Prepared
 from scaffpd.study.coefficients import CoefficientTable, coefficients, level_contrast
@@ -114,34 +117,75 @@ def coefficient_rows(
     return rows
 
 
-def effects(prepared: Prepared, personal: Sequence[str] = ()) -> CoefficientTable | None:
+class EffectSettings(Protocol):
+    """[model] of a run: what its table of effects is to have."""
+
+    @property
+    def personal(self) -> Sequence[str]: ...
+    @property
+    def effects(self) -> str: ...
+    @property
+    def errors(self) -> str: ...
+    @property
+    def reference(self) -> Sequence[str]: ...
+
+
+def reference_levels(prepared: Prepared, names: Sequence[str]) -> list[int]:
+    """Return the encoded columns of categories that others of their column are compared with."""
+    if not names or prepared.schema is None:
+        return []
+    known = {
+        one.name: j
+        for j, one in enumerate(encoded_features(prepared.schema))
+        if not one.step and one.group in _categorical(prepared.schema)
+    }
+    for name in names:
+        if name not in known:
+            raise unknown("category", name, list(known))
+    return [known[name] for name in names]
+
+
+def _categorical(schema: Schema) -> set[str]:
+    return {column["name"] for column in schema["columns"] if column["kind"] == CATEGORY}
+
+
+def effects(prepared: Prepared, asked: EffectSettings) -> CoefficientTable | None:
     """Estimate lines and categories of a table, without curves; `None` where that cannot be.
 
     The intercept is that of a row with the mean of every column; a category is the difference from
-    the mean over rows. Of numbers, both are in units of the target; of labels, in log-odds;
-    of times to an event, it is a logarithm of hazard ratios.
+    the mean over rows, or from a category of one's choice. Of numbers, both are in units of the
+    target; of labels, in log-odds, of several against the first; of times to an event, it is a
+    logarithm of hazard ratios.
     """
     model = prepared.model
     schema = prepared.schema
-    if schema is None or len(prepared.labels) > 2 or prepared.numbers > MOST_NUMBERS:
+    if schema is None or prepared.numbers > MOST_NUMBERS:
         return None
     encoded = encoded_features(schema)
     lines = [j for j, feature in enumerate(encoded) if not feature.step]
-    if len(lines) > MOST_EFFECTS:
+    labels = prepared.labels[1:] if len(prepared.labels) > 2 else ()
+    if len(lines) * max(len(labels), 1) > MOST_EFFECTS:
         return None
-    categorical = {column["name"] for column in schema["columns"] if column["kind"] == CATEGORY}
     groups = [encoded[j].group for j in lines]
-    named = prepared.differing(personal)
+    named = prepared.differing(asked.personal)
     places = {j: k for k, j in enumerate(lines)} | {INTERCEPT: INTERCEPT}
     last = list(model.beyond)
     differ = None if named is None else [places[j] for j in named if j in places]
     rows = [(np.asarray(X)[:, lines], y) for X, y in prepared.train]
     shape = replace(model, l2=0.0, groups=tuple(groups))
     cohort = Cohort(rows, Personal(shape, 1.0, differ), prepared.names)
+    categorical = _categorical(schema)
     L = level_contrast(
         [*(group if group in categorical else "" for group in groups), *[""] * len(last)],
         np.append(prepared.encoding.mean[lines], [1.0] * len(last)),
         np.append(prepared.encoding.deviation[lines], [1.0] * len(last)),
+        [lines.index(j) for j in reference_levels(prepared, asked.reference)],
     )
-    found = coefficients(cohort, prepared.unit * L, prepared.centre)
-    return replace(found, names=(*(encoded[j].name for j in lines), *last))
+    kind = None if asked.effects == AUTO else asked.effects
+    found = coefficients(
+        cohort, prepared.unit * L, prepared.centre, effects=kind, errors=asked.errors
+    )
+    names = [*(encoded[j].name for j in lines), *last]
+    if labels:
+        names = [f"{name}: {label}" for name in names for label in labels]
+    return replace(found, names=tuple(names))

@@ -17,7 +17,13 @@ from scaffpd.files import load_or_create
 from scaffpd.numbers import between
 from scaffpd.objectives import Average
 from scaffpd.pipeline.columns import Ready, settle
-from scaffpd.pipeline.judging import MOST_NUMBERS, Judged, effects, held_out_scores
+from scaffpd.pipeline.judging import (
+    MOST_NUMBERS,
+    Judged,
+    effects,
+    held_out_scores,
+    reference_levels,
+)
 from scaffpd.pipeline.models import TOL, Contest, Trained, uncertified
 from scaffpd.pipeline.prepared import Prepared
 from scaffpd.pipeline.run import Record, Settings, Watcher, run
@@ -70,6 +76,7 @@ def check_asked(config: RunConfig, prepared: Prepared) -> None:
             "without noise, and --splits above 0.",
         )
     prepared.differing(config.model.personal)
+    reference_levels(prepared, config.model.reference)
 
 
 def joins(config: RunConfig, prepared: Prepared) -> bool:
@@ -257,7 +264,7 @@ def one_run(kind: Kind, config: RunConfig, place: Path, fresh: bool, screen: Scr
         screen.phase("Scoring the models on held-out rows")
         scores = held_out_scores(prepared, found.models)
         if kind == "train" and config.privacy is None:
-            table = effects(prepared, config.model.personal)
+            table = effects(prepared, config.model)
         return replace(found, own=Judged(prepared, joining, scores, table))
 
     with folder.opened(kind, config, fresh):

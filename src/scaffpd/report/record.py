@@ -314,6 +314,7 @@ class RunRecord(RecordPart):
     coefficients: list[CoefficientRow] = []
     # in units of the columns: estimate, error, low, high, and the deviation between clients
     effects: list[CoefficientRow] = []
+    effects_said: str = ""  # which model they are of, and whose errors
     between_share: Number = None  # of the variance around the effects, for numbers
     events: list[EventRecord] = []
     settings: dict[str, str] = {}  # for people, by name: data, model, rounds, ..

@@ -71,6 +71,7 @@ def record(
         privacy=_privacy(found.models),
         **judged_parts(found.own),
         effects=_effects(effects, prepared) if effects else [],
+        effects_said=effects.said if effects else "",
         between_share=effects.share if effects else None,
         settings=_settings(prepared),
         config=config,

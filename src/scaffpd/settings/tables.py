@@ -14,6 +14,8 @@ from scaffpd.numbers import AUTO as AUTO
 
 HOSPITALS = "hospitals"
 COUNTED = ("alike", "rows")
+EFFECTS = (AUTO, "fixed", "stratified", "intercepts", "slopes")
+ERRORS = ("model", "robust")
 LARGEST = 1e12  # of a strength
 # names of the package's methods and objectives, without the seconds that PyTorch takes
 HOMES = ("scaffpd.algorithms", "scaffpd.objectives")
@@ -74,6 +76,13 @@ class ModelSettings(SettingsTable):
     """κ of personal models, which ties them to the shared one; auto: by evidence."""
     personal: key.Texts = ()
     """Columns that may differ between clients: age,intercept; left out, all."""
+    effects: Annotated[str, key.one_of(EFFECTS)] = AUTO
+    """What differs in the table of effects: nothing (fixed), free intercepts (stratified), random
+    intercepts, or slopes as well; auto: by evidence."""
+    errors: Annotated[str, key.one_of(ERRORS)] = "model"
+    """Standard errors of effects: by the model, or robust, clustered by client."""
+    reference: key.Texts = ()
+    """Categories that others are compared with: sex=f,stage=I; left out, the mean over rows."""
 
 
 class TrainingSettings(SettingsTable):

@@ -1,40 +1,60 @@
-r"""`coefficients`: estimates that a statistician can report, of a mixed model across clients.
+r"""`coefficients`: estimates that a statistician can report, ordinary or of a mixed model.
 
     u_i ~ N(x, T),    x without a ridge,    T = diag(τ) by restricted maximum evidence
 
 x are the fixed effects, u_i a client's own coefficients and √τ_j their standard deviation between
-clients. With H_i = Σ_rows ℓ'' a aᵀ/s, V_i = (H_i + T⁻¹)⁻¹ and B_i = V_iH_i,
+clients; with T = 0 it is one ordinary model for all. With H_i = Σ_rows ℓ'' a aᵀ/s, V_i = (H_i +
+T⁻¹)⁻¹ and B_i = V_iH_i,
 
     Cov x = C = (Σ_i (H_i⁻¹ + T)⁻¹)⁻¹,    Cov u_i = V_i + (I − B_i) C (I − B_i)ᵀ.
 
 For squared loss x and C are generalised least squares, as a mixed model's. For labels and counts
-the clients answer with posterior means to first order: modes, which Cox's model has, shrink x and
-τ. A coefficient that may differ has Student's quantiles with N − 1 degrees of freedom, one that is
-shared those of its rows.
+clients integrate over up to three coefficients (`models/quadrature.py`), and answer with posterior
+means to first order where more differ; those of Cox's model are modes, which shrink x and τ.
+Degrees of freedom and robust errors are in `freedom.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
-import torch
 
-from scaffpd.algorithms.evidence import Evidence, Prior, climbed
+from scaffpd.algorithms.climb import Mask
+from scaffpd.algorithms.evidence import INTERCEPT, Evidence, ModePoint, Prior, Strengths, climbed
 from scaffpd.errors import InputError, unknown
-from scaffpd.federation.modes import OwnCoefficients
 from scaffpd.models import Linear, Personal
 from scaffpd.models.execution import limit_threads
 from scaffpd.models.numerics import student
 from scaffpd.models.personal import base_of
+from scaffpd.models.quadrature import NODES
 from scaffpd.numbers import aligned
+from scaffpd.study.freedom import Inference
 from scaffpd.training.cohort import Cohort
 from scaffpd.training.metrics import Array
 from scaffpd.training.settling import groups_of
 
 FIELDS = ("estimate", "error", "low", "high", "between")
-TOLERANCE = 1e-3  # nats: estimates are reported, not only used
+FIXED, STRATIFIED, INTERCEPTS, SLOPES = EFFECTS = ("fixed", "stratified", "intercepts", "slopes")
+COLUMNS = "columns"  # those that a `Personal` names
+BASELINES = "baselines"  # of Cox's model
+MODEL, ROBUST = ERRORS = ("model", "robust")
+SAID = {
+    FIXED: "One model for all clients (fixed effects)",
+    STRATIFIED: "An intercept for every client, and fixed effects",
+    BASELINES: "A baseline for every client, and fixed effects",
+    INTERCEPTS: "Random intercepts",
+    SLOPES: "Random intercepts and slopes",
+    COLUMNS: "Random effects of the columns that may differ",
+    MODEL: "errors from the curvature of the likelihood",
+    ROBUST: "robust errors, clustered by client",
+}
+TOLERANCE = 1e-4  # nats: estimates are reported, not only used
+WORTH = 1.0  # nats that a variance has to gain
+CLEAR = 0.01  # nats below which evidence is the same
+FEW = 10  # rows a client, for each coefficient that differs, below which Laplace is poor
 
 
 @dataclass(frozen=True)
@@ -51,7 +71,10 @@ class CoefficientTable:
             Σ_j τ_j E a_j²/(Σ_j τ_j E a_j² + σ²); else `None`.
         clients: the clients.
         own: the clients' coefficients u_i, (clients × columns).
-        own_error: their standard errors.
+        own_error: their standard errors; deviations are integrated over, where few clients tell
+            them.
+        own_freedom: degrees of freedom of their intervals.
+        said: which model it is, whose errors, and what to be careful about.
     """
 
     names: tuple[str, ...]
@@ -63,6 +86,8 @@ class CoefficientTable:
     clients: tuple[str, ...] = field(repr=False)
     own: Array = field(repr=False)
     own_error: Array = field(repr=False)
+    own_freedom: float = field(default=np.inf, repr=False)
+    said: str = ""
 
     def table(self, client: str | None = None) -> list[dict[str, str | float]]:
         """Return a row for every column: estimate, standard error, interval, and between clients;
@@ -70,13 +95,15 @@ class CoefficientTable:
         """
         estimate = self.estimate
         error = self.error
+        freedom = self.freedom
         if client is not None:
             if client not in self.clients:
                 raise unknown("coefficients", client, self.clients)
             i = self.clients.index(client)
             estimate = self.own[i]
             error = self.own_error[i]
-        reach = np.array([student(f) for f in self.freedom]) * error
+            freedom = np.full(len(estimate), self.own_freedom)
+        reach = np.array([student(f) for f in freedom]) * error
         columns = (estimate, error, estimate - reach, estimate + reach, self.between)
         return [
             {"column": name, **dict(zip(FIELDS, map(float, row), strict=True))}
@@ -93,21 +120,37 @@ class CoefficientTable:
         lines = aligned(rows)
         if self.share is not None:
             lines.append(f"{self.share:.0%} of the variance around it lies between clients.")
+        if self.said:
+            lines.append(self.said)
         return "\n".join(lines)
 
 
 def coefficients(
-    cohort: Cohort, contrast: Array | None = None, shift: float = 0.0
+    cohort: Cohort,
+    contrast: Array | None = None,
+    shift: float = 0.0,
+    *,
+    effects: str | None = None,
+    errors: str = MODEL,
+    restricted: bool = True,
 ) -> CoefficientTable:
     """Estimate fixed effects, and every client's own coefficients, with standard errors.
 
     Args:
         cohort: clients with `Linear(...)`, or with `Personal(...)` of one, whose `columns` may
-            differ. The loss has one output: squared, logistic, Poisson. l2 and strength do not
-            matter.
-        contrast: a square matrix that multiplies the coefficients before they are reported: other
-            units, or differences between categories, of which all together are not known.
+            differ unless `effects` says otherwise. l2 and strength do not matter. Of a softmax,
+            coefficients are differences from those of the first label.
+        contrast: a matrix that multiplies the coefficients before they are reported: other units,
+            or differences between categories, of which all together are not known.
         shift: is added to the intercept.
+        effects: "fixed": one model for all, Cox's with a baseline for every client; "stratified":
+            with an intercept of its own for every client, and these without a distribution;
+            "intercepts": random intercepts; "slopes": random intercepts and slopes. `None`: what
+            the evidence prefers of the first and the last two, by a nat for every variance.
+        errors: "model": from the curvature of the likelihood; "robust": from the clients' slopes
+            (sandwich), which need not be distributed as the model says.
+        restricted: whether variances are those of restricted maximum likelihood; else of maximum
+            likelihood, as lme4's `glmer` has them.
     """
     model = cohort.model
     inner = base_of(model)
@@ -116,42 +159,128 @@ def coefficients(
             "coefficients-not-linear",
             f"coefficients needs Linear(...) or Personal(Linear(...)), got {model!r}.",
         )
+    if effects is not None and effects not in EFFECTS:
+        raise unknown("kind of effects", effects, EFFECTS)
+    if errors not in ERRORS:
+        raise unknown("kind of errors", errors, ERRORS)
     width = cohort.channel.train.shape[0]
     columns = list(cohort.channel.train.columns or map(str, range(width)))
     names = [*columns, *inner.beyond]
-    if len(cohort.start()) != len(names):
+    labels = len(cohort.start()) // len(names)
+    groups = groups_of(inner, width, columns)
+    asked = effects or COLUMNS
+    if effects is None and not (isinstance(model, Personal) and model.columns is not None):
+        asked = ""
+    with limit_threads(cohort.channel.work):
+        kinds = (asked,) if asked else (FIXED, INTERCEPTS, SLOPES)
+        fits = [_fitted(cohort, kind, groups, columns, restricted) for kind in kinds]
+        best = fits[0]
+        for fit in fits[1:]:
+            best = fit if fit.worth > best.worth + CLEAR else best
+        L: Array = np.eye(len(names), dtype=np.float64) if contrast is None else contrast
+        if labels > 1:
+            less = np.column_stack([-np.ones(labels - 1), np.eye(labels - 1)])
+            L = np.kron(L, less).astype(np.float64)
+            names = [f"{name}: {k}" for name in names for k in range(1, labels)]
+        return best.table(L, names, labels, shift, errors, not asked)
+
+
+class _Fit(NamedTuple):
+    """One kind of effects."""
+
+    kind: str
+    inner: Linear
+    problem: Evidence
+    differs: Mask
+    found: Strengths
+    point: ModePoint
+
+    @property
+    def worth(self) -> float:
+        """Log evidence, less a nat for every variance."""
+        alive = {g for g, tau in zip(self.found.groups, self.found.tau, strict=True) if tau > 0}
+        return -np.inf if self.point.lost else self.found.evidence - WORTH * len(alive)
+
+    def table(
+        self, L: Array, names: Sequence[str], labels: int, shift: float, errors: str, chosen: bool
+    ) -> CoefficientTable:
+        problem = self.problem
+        x = self.found.x.double().cpu().numpy()
+        rest = max(problem.n - len(x), 1.0) if problem.squared else np.inf
+        tau = self.found.tau.copy()
+        free = self.kind == STRATIFIED
+        differs = np.zeros_like(self.differs) if free else self.differs
+        inference = Inference(problem, self.point, differs, rest)
+        if free:  # their mean over these clients, not over all that there might be
+            omega = np.repeat(self.point.prior.omega, labels)
+            C = np.linalg.inv(np.linalg.inv(inference.C) - np.diag(1 / omega))
+            C[-labels:, -labels:] -= tau[-1] / len(problem.weights) * np.eye(labels)
+            inference.C = C
+            each = inference.own(np.eye(len(x)))[0][:, -labels:]
+            x[-labels:] = each.mean(0)
+            tau[-1] = each.var(0, ddof=1).mean() if len(each) > 1 else 0.0
+        error, freedom = inference.robust(L) if errors == ROBUST else inference.errors(L)
+        own, variance = inference.own(L)
+        moved = np.zeros(len(L))
+        if self.inner.intercept:
+            moved[-1] = shift
+        return CoefficientTable(
+            tuple(names),
+            L @ x + moved,
+            error,
+            freedom,
+            np.sqrt(np.square(L) @ np.repeat(tau, labels)),
+            _share(problem, self.found.tau, self.found.sigma2) if problem.squared else None,
+            tuple(problem.federation.names),
+            own + moved,
+            np.sqrt(np.maximum(variance, 0.0)),
+            rest,
+            self.said(chosen, errors),
+        )
+
+    def said(self, chosen: bool, errors: str) -> str:
+        """Say which model it is, who chose it, and what to be careful about."""
+        fixed = self.kind in (FIXED, STRATIFIED)
+        what = SAID[self.kind if self.inner.summed or not fixed else BASELINES]
+        said = f"{what}{', chosen by evidence' if chosen else ''}; {SAID[errors]}."
+        if self.point.lost:
+            said += " No estimates: the rows do not tell how far clients differ."
+        differing = int((self.found.tau > 0).sum())
+        rows = self.problem.n / len(self.problem.weights)
+        if self.problem.means and differing > max(NODES):
+            said += (
+                f" {differing} coefficients differ, too many to integrate over: they are Laplace's "
+                "to first order"
+            )
+            few = rows < FEW * differing
+            said += f", and too small with {rows:.0f} rows a client." if few else "."
+        return said
+
+
+def _fitted(
+    cohort: Cohort, kind: str, groups: Sequence[str], columns: Sequence[str], restricted: bool
+) -> _Fit:
+    inner = base_of(cohort.model)
+    assert isinstance(inner, Linear)
+    last = np.array(groups) == INTERCEPT
+    differs = {FIXED: last & False, STRATIFIED: last, INTERCEPTS: last}.get(kind, last | True)
+    if kind == COLUMNS:
+        assert isinstance(cohort.model, Personal)
+        differs = cohort.model.marked(columns, len(groups))
+    if not differs.any():
+        kind = FIXED
+    kappa = np.where(differs, np.nan, np.inf)
+    means = kind != STRATIFIED
+    problem = Evidence(cohort, groups, inner.loss, means=means, restricted=restricted)
+    if problem.copies > 1:
         raise InputError(
             "coefficients-of-several-outputs",
-            "coefficients needs a model with one output: numbers, counts or two labels.",
+            "coefficients needs a model of one target: numbers in one column, counts or labels.",
         )
-    groups = groups_of(inner, width, columns)
-    differs = np.ones(len(names), dtype=bool)
-    if isinstance(model, Personal) and model.columns is not None:
-        differs = model.marked(columns, len(names))
-    kappa = np.where(differs, np.nan, np.inf)
-    with limit_threads(cohort.channel.work):
-        problem = Evidence(cohort, groups, inner.loss, means=True)
-        found, point = climbed(problem, None, kappa, groups, TOLERANCE, -np.inf)
-    L = np.eye(len(names)) if contrast is None else contrast
-    rows = torch.from_numpy(L).to(point.C)
-    question = OwnCoefficients(point.question, point.C, point.step.flatten(), rows)
-    own, variance = cohort.ask(question).each("own").double().cpu().numpy().swapaxes(0, 1)
-    C = point.C.double().cpu().numpy()
-    moved = np.zeros(len(names))
-    moved[-1] = shift
-    N = len(cohort.names)
-    free = max(problem.n - len(names), 1.0)
-    return CoefficientTable(
-        tuple(names),
-        L @ found.x.double().cpu().numpy() + moved,
-        np.sqrt(np.maximum(((L @ C) * L).sum(1), 0.0)),
-        np.where(differs & (N > 1), max(N - 1, 1), free).astype(float),
-        np.sqrt(np.square(L) @ found.tau),
-        _share(problem, found.tau, found.sigma2) if problem.squared else None,
-        tuple(cohort.names),
-        own + moved,
-        np.sqrt(np.maximum(variance, 0.0)),
-    )
+    if kind == STRATIFIED:
+        kappa[last] = 0.0
+    fit = climbed(problem, None, kappa, groups, TOLERANCE, -np.inf)
+    return _Fit(kind, inner, problem, differs, *fit)
 
 
 def _share(problem: Evidence, tau: Array, sigma2: float) -> float:
@@ -162,22 +291,26 @@ def _share(problem: Evidence, tau: Array, sigma2: float) -> float:
     return between / (between + sigma2)
 
 
-def level_contrast(groups: Sequence[str], shares: Array, scale: Array) -> Array:
+def level_contrast(
+    groups: Sequence[str], shares: Array, scale: Array, reference: Sequence[int] = ()
+) -> Array:
     """Return the matrix that takes the mean over its levels off every categorical column.
 
     A column with all its categories as zeros and ones says the same as one constant more: only
-    differences between levels are known, here from the mean over rows.
+    differences between levels are known, here from the mean over rows, or from one level.
 
     Args:
         groups: of every coefficient, the name of its categorical column, or "".
         shares: of rows, of every level.
         scale: what the coefficients have to be divided by, the levels' standard deviations.
+        reference: levels that the others of their columns are compared with.
     """
     names = np.array(groups)
     L = np.diag(1 / scale)
     for name in dict.fromkeys(groups):
         own = np.flatnonzero(names == name)
         if name and len(own) > 1:
-            weights = shares[own] / shares[own].sum()
-            L[np.ix_(own, own)] -= weights / scale[own]
+            chosen = np.isin(own, reference)
+            weights = chosen if chosen.any() else shares[own]
+            L[np.ix_(own, own)] -= weights / weights.sum() / scale[own]
     return L

@@ -1,0 +1,133 @@
+r"""Errors of a mixed model's coefficients where its variances are estimated, and robust ones.
+
+With Q_i the Hessian in x of −log of client i's likelihood, C = (Σ_i Q_i)⁻¹ and E_g the columns of
+group g, the information about τ is that of restricted likelihood, and the degrees of freedom of
+⟨l, x⟩ are Satterthwaite's (Kenward & Roger 1997):
+
+    G_g = Σ_i Q_i E_g Q_i,    I_gh = ½ Σ_i tr[E_gQ_iE_h(Q_i − 2 Q_iCQ_i)] + ½ tr(C G_g C G_h)
+    ν_l = 2 c²/(∂ᵀ I⁻¹ ∂),    c = lᵀC l,    ∂_g = lᵀC G_g C l
+
+Where clients differ less than chance has them, τ_g = 0 and a = Σ_i ‖g_i‖²_g < b = tr_g Σ_i (Q_i −
+Q_iCQ_i): the variance is then c·a/b (Hartung & Knapp 2001, without a floor); with c itself, few
+clients that are alike would be covered in 99 %.
+
+A client's own coefficients take √τ_g as uniform and integrate over it; with the estimate alone,
+and above all with an estimate of 0, their errors are too small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from scaffpd.algorithms.climb import Mask
+from scaffpd.algorithms.evidence import Evidence, ModePoint
+from scaffpd.federation.modes import ModeInformation, OwnCoefficients
+from scaffpd.training.metrics import Array
+
+POINTS = 8  # at which a deviation is integrated over
+MOST = 3  # deviations that are integrated over, one by one
+MANY = 50  # clients from which on deviations are known well enough
+REACH = 10.0  # standard errors of τ that the integral goes up to
+
+
+class Inference:
+    """Errors, degrees of freedom and own coefficients at a fit.
+
+    Args:
+        problem, point: what was asked, and the answers at the estimates.
+        differs: which coefficients have a variance between clients.
+        rest: degrees of freedom that the rows leave, infinite for likelihoods without a scale.
+    """
+
+    def __init__(self, problem: Evidence, point: ModePoint, differs: Mask, rest: float) -> None:
+        self.problem = problem
+        self.point = point
+        self.rest = rest
+        self.C = point.C.double().cpu().numpy()
+        names = np.array(problem.groups)
+        several = len(problem.weights) > 1
+        self.own_groups = [differs & (names == g) for g in dict.fromkeys(names[differs]) if several]
+        self._ask()
+
+    def _ask(self) -> None:
+        """Ask for Σ g_ig_iᵀ, G and I, one group of coefficients after the other."""
+        q = len(self.C)
+        k = q // len(self.problem.groups)
+        of = np.array(self.own_groups, dtype=float).reshape(-1, len(self.problem.groups))
+        of = np.repeat(of, k, axis=1)
+        p = len(of)
+        parts = self.point.question, self.point.C, self.point.step.flatten()
+        question = ModeInformation(*parts, torch.from_numpy(of).to(self.point.C))
+        seen = self.problem.federation.ask(question)
+        answer = seen.added("information", self.problem.weights).double().cpu().numpy()
+        self.slopes = answer[: q * q].reshape(q, q)
+        self.G = answer[q * q : q * q * (p + 1)].reshape(p, q, q)
+        turned = self.C @ self.G
+        known = answer[q * q * (p + 1) :].reshape(p, p)
+        known = (known + np.einsum("gab,hba->gh", turned, turned)) / 2
+        self.unknown = np.linalg.pinv(known, hermitian=True) if p else known
+        # where τ is 0: how much less than by chance clients differ
+        self.less = np.ones(q)
+        total = np.linalg.inv(self.C)
+        for g, own in enumerate(of > 0):
+            tau = self.point.prior.tau[self.own_groups[g]]
+            chance = np.diag(total)[own].sum() - np.trace(turned[g])
+            if not tau.any() and chance > 0:
+                self.less[own] = min(np.diag(self.slopes)[own].sum() / chance, 1.0) ** 0.5
+
+    def errors(self, L: Array) -> tuple[Array, Array]:
+        """Return the standard errors of L x, and their degrees of freedom."""
+        variance = ((L @ self.C) * L).sum(1)
+        LC = L @ self.C
+        slopes = np.einsum("la,gab,lb->lg", LC, self.G, LC)
+        spread = ((slopes @ self.unknown) * slopes).sum(1)
+        freedom = np.full(len(L), self.rest)
+        np.divide(2 * variance**2, spread, out=freedom, where=spread > 0)
+        L = L * self.less
+        variance = ((L @ self.C) * L).sum(1)
+        return np.sqrt(np.maximum(variance, 0.0)), np.clip(freedom, 1.0, self.rest)
+
+    def robust(self, L: Array) -> tuple[Array, Array]:
+        """Return errors from C (Σ_i g_ig_iᵀ) C, times N/(N − 1)·(n − 1)/(n − q)."""
+        N = len(self.problem.weights)
+        n = self.problem.n
+        meat = self.slopes * N / max(N - 1, 1) * (n - 1) / max(n - len(self.C), 1)
+        LC = L @ self.C
+        variance = ((LC @ meat) * LC).sum(1)
+        return np.sqrt(np.maximum(variance, 0.0)), np.full(len(L), max(N - 1.0, 1.0))
+
+    def own(self, L: Array) -> tuple[Array, Array]:
+        """Return the clients' L u_i and their variances, integrated over the deviations."""
+        mean, variance = plain = self._own(self.point, L)
+        few = len(mean) < MANY and len(self.own_groups) <= MOST
+        if few and not self.point.lost:
+            for g, own in enumerate(self.own_groups):
+                weights, values = zip(*self._over(g, own, L), strict=True)
+                w = np.exp(np.array(weights) - max(weights))
+                means, variances = np.array(values).swapaxes(0, 1)
+                centre = np.tensordot(w / w.sum(), means, 1)
+                spread = np.tensordot(w / w.sum(), variances + (means - centre) ** 2, 1)
+                mean = mean + centre - plain[0]
+                variance = variance + np.maximum(spread - plain[1], 0.0)
+        return mean, variance
+
+    def _over(self, g: int, own: Mask, L: Array) -> Iterator[tuple[float, tuple[Array, Array]]]:
+        """Return log evidence and own coefficients at deviations of one group."""
+        prior = self.point.prior
+        most = prior.tau[own].max() + REACH * max(self.unknown[g, g], 0.0) ** 0.5
+        point = self.point
+        for s in (np.arange(POINTS) + 0.5) / POINTS * most**0.5:
+            tau = np.where(own, s * s, prior.tau)
+            x = point.x + point.step
+            point = self.problem.mode(replace(prior, tau=tau), x, point.question)
+            yield point.evidence, self._own(point, L)
+
+    def _own(self, point: ModePoint, L: Array) -> tuple[Array, Array]:
+        rows = torch.from_numpy(L).to(point.C)
+        question = OwnCoefficients(point.question, point.C, point.step.flatten(), rows)
+        each = self.problem.federation.ask(question).each("own").double().cpu().numpy()
+        return each[:, 0], each[:, 1]
