@@ -46,6 +46,7 @@ from scaffpd.algorithms.base import (
     MATRICES,
     SLOPES,
     VECTORS,
+    WIDTHS,
     RunState,
 )
 from scaffpd.algorithms.minimax import (
@@ -95,6 +96,7 @@ class MinimaxNewtonState(AnsweredState):
     damping: float = 0.0  # δ
     promise: float = np.inf  # what the last model promised
     lowest: float = np.inf  # the lowest certificate of earlier points
+    flat: int = -1  # a coefficient on which losses may not depend; see `Certificate`
     # H, (d, d), or all H_i, (N, d, d), where they have been asked for at x or are constant
     hessian: Tensor | None = field(default=None, repr=False, metadata={"transient": True})
 
@@ -108,7 +110,8 @@ class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
     """
 
     published = "Minimax Newton"
-    questions = frozenset({GRADIENTS, HESSIAN})
+    questions = frozenset({GRADIENTS, HESSIAN, WIDTHS})
+    curved = True
     needs = frozenset({CONVEX, EXACT, SLOPES, VECTORS, MATRICES})
 
     def init(
@@ -168,8 +171,12 @@ class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
             slack = SLACK * torch.finfo(x.dtype).eps * size
             gradients = at.each().double()
             c = mixed(gradients, step.weights)
-            proof = self._proof(state.constants, at.losses, step.weights, at, c)
-            taken = gained >= TAKEN * promised - slack or proof.gap < 0.5 * lowest
+            ahead = replace(state, weights=step.weights, at=at)
+            near = gained >= TAKEN * promised - slack
+            new = H if self._constant(state) else self._hessian(ahead) if near else None
+            bent = None if new is None else self._mixed(ahead, new)
+            proof = self._proof(state.constants, at.losses, step.weights, at, c, bent)
+            taken = near or proof.gap < 0.5 * lowest
         state = replace(state, rounds=state.rounds + 1, accepted=bool(taken), promise=promised)
         if not taken:
             return replace(state, hessian=H, damping=max(4 * state.damping, unit))
@@ -186,7 +193,8 @@ class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
             certificate=proof.gap,
             floor=proof.floor,
             lowest=lowest,
-            hessian=H if self._constant(state) else None,
+            hessian=new,
+            flat=proof.flat,
             damping=damping,
         )
 
@@ -199,6 +207,33 @@ class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
     def _constant(self, state: MinimaxNewtonState) -> bool:
         """Return whether Hessians go up once."""
         return state.constants.quadratic and self._single(state)
+
+    def _mixed(self, state: MinimaxNewtonState, H: Tensor) -> Matrix:
+        """Return Σ λ_i ∇²f_i(x)."""
+        if H.ndim == 3 and state.constants.quadratic:
+            H = torch.tensordot(torch.from_numpy(state.weights).to(H), H, 1)
+        elif H.ndim == 3:
+            H = state.at.hessian(state.weights)
+        return H.double().cpu().numpy()
+
+    def uncertified(self, state: MinimaxNewtonState) -> str | None:
+        """Say why nothing is proven, and of what the losses may not depend on."""
+        reason = super().uncertified(state)
+        if reason is not None or state.flat < 0 or np.isfinite(state.certificate):
+            return reason
+        return (
+            f"l2 is 0, and the losses with weight hardly depend on {self._named(state)}, or it goes "
+            "with the columns before: it separates labels, or says the same."
+        )
+
+    def _named(self, state: MinimaxNewtonState) -> str:
+        columns = getattr(getattr(state.at.federation, "channel", None), "train", None)
+        names = getattr(columns, "columns", None) or []
+        return (
+            f"column {names[state.flat]!r}"
+            if state.flat < len(names)
+            else f"coefficient {state.flat}"
+        )
 
     def _hessian(self, state: MinimaxNewtonState) -> Tensor:
         single = self._single(state)

@@ -18,6 +18,7 @@ from torch import Tensor
 from scaffpd.errors import InputError
 from scaffpd.federation.plans import Clients, Restriction, Vector
 from scaffpd.federation.questions import (
+    POWER,
     Curvature,
     Diagonal,
     GradientsAt,
@@ -27,6 +28,7 @@ from scaffpd.federation.questions import (
     Question,
     Reply,
     Vectors,
+    Widths,
 )
 
 Asked = TypeVar("Asked", bound=Question)
@@ -257,6 +259,14 @@ class Gradients(Answers[GradientsAt]):
     def hessians(self) -> Tensor:
         """Return every client's ∇²f_i(x), (n, d, d), in float64: for servers that may see them."""
         return self._ask(Hessian(self.question)).each("hessian")
+
+    def width(self, root: Tensor, weights: Vector | None) -> float:
+        """Bound ρ of all clients from above, for RRᵀ ≤ ∇²Φ(x): from one number in a sum."""
+        w = None if weights is None else torch.from_numpy(weights)
+        seen = self._ask(Widths(self.question, root, w))
+        ones = np.zeros(len(self.asked.names))
+        ones[self.asked.index] = 1.0
+        return float(seen.added("power", ones)) ** (1 / POWER)
 
     def _ask(self, question: Asked) -> Answers[Asked]:
         return self.federation.ask(question, self.chosen)

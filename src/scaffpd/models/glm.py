@@ -50,7 +50,9 @@ class LinearOracle(RowsOracle):
         return streams(self.names, self.rows.share.device)
 
     def constants(self) -> Constants:
-        """Return L_i = curvature · λ_max(A_iᵀA_i)/m_i + max l2 and μ_i = min l2."""
+        """Return L_i = curvature · λ_max(A_iᵀA_i)/m_i + max l2 and μ_i = min l2; for losses that are
+        not smooth, estimates of L_i.
+        """
         return self._constants(torch.zeros_like(self.smoothness, dtype=torch.float64))
 
     def _constants(self, bottom: Tensor) -> Constants:
@@ -139,7 +141,7 @@ class LinearOracle(RowsOracle):
             rest = self._own(moved) if isinstance(moved, Tensor) else None
             c = self._own(moved + self.ridge.times(x))
         rates = self.rates(plan)
-        if plan.batch_size is None and plan.steps == 1:
+        if plan.batch_size is None and plan.steps == 1 and self.loss.smooth:
             return SpanDisplacements(self.rows, c, rates.flatten(), None)
         seeds = Draws(plan.key, self._streams).seeds
         l2 = self.ridge.shaped(self._own(x)).mT

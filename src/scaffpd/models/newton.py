@@ -25,6 +25,7 @@ the ridge (`Ridge`): there columns, and √γ_ik, are divided by s_k.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -36,9 +37,9 @@ from scaffpd.errors import InputError
 from scaffpd.models.cells import Cells, along, back
 from scaffpd.models.curvature import LossHessian
 from scaffpd.models.execution import parallel_map
-from scaffpd.models.losses import Loss, Squared
+from scaffpd.models.losses import Loss, Squared, concordance
 from scaffpd.models.numerics import SAFE, SINGLE, UNIT, gamma, norm_above
-from scaffpd.models.point import LinearPoint, Ridge, rounded, steepness
+from scaffpd.models.point import LinearPoint, Ridge, rounded
 from scaffpd.models.quadratic import Compressed
 from scaffpd.models.samples import Levers, PaddedBlock, Reach, StackedSamples
 
@@ -227,6 +228,33 @@ class NewtonPoint(LinearPoint):
         each = out.expand(-1, -1, self.outputs).flatten(1)
         return each + self.ridge.times(torch.ones_like(self.x))
 
+    def widths(self, root: Tensor, weights: Tensor | None) -> Tensor:
+        """Return R max_j √(aᵀ(∇²G)⁻¹_{u_i u_i}a), of the Hessian of all of (x, u_1 … u_N) at once:
+
+        (∇²G)⁻¹ in p = ⟨a, x⟩ + ⟨ã, w⟩ is tᵀ(root rootᵀ)⁻¹t + ãᵀM⁻¹ã/λ_i with M = ÃᵀWÃ + I and
+        t = a − AᵀWÃM⁻¹ã.
+        """
+        R = concordance(self.loss)
+        found = root.new_full((len(self.w),), 0.0 if R == 0 else math.inf)
+        if R == 0 or math.isinf(R) or self.outputs > 1 or weights is None or not self.known:
+            return found
+
+        def work(block: PaddedBlock) -> None:
+            A, bowl = self._bowl(block)
+            rows = self.rows.of(block)[0]
+            back = bowl.solver()(A.mT[:, :, None])[:, :, 0]  # M⁻¹ãᵀ
+            own = (A.mT * back).sum(1)
+            W = bowl.bent(A.new_ones(*A.shape[:2], 1, 1))[..., 0]
+            t = rows.mT - rows.mT @ (W * (A @ back))
+            solved = torch.linalg.solve_triangular(root, t.double(), upper=False)
+            lam = weights.to(root)[block.clients, None]
+            far = solved.square().sum(1) + own.double() / lam
+            far = torch.where((block.weight > 0) & (lam > 0), far, 0.0)
+            found[block.clients] = SAFE * R * far.amax(1).sqrt()
+
+        parallel_map(work, portions(self.rows, self.w[0].numel()), root.device)
+        return found
+
     def models(self) -> Tensor:
         """Return u_i = x + v_i, (N, d)."""
         return self.x + self.anchor.spread(self.w).flatten(1)
@@ -247,7 +275,9 @@ class NewtonPoint(LinearPoint):
             more = self.compressed.off(reach)
             loss = loss + gamma(self.outputs**2 + 8) * self.compressed.constant + more[0]
             gradient = gradient + more[1]
-        seen = (steepness(self.loss, self.fine) * plain.square).sqrt() / 2
+        # predictions at ŵ are ‖ã‖ε away at most
+        between = (*reach, Reach(off.max() / gamma(self.fine.A.shape[1] + 4), reach[1].levers))
+        seen = (self.steepness(between) * plain.square).sqrt() / 2
         if self.anchor.own is None:
             scale = self.ridge.scale
             metric = scale.view(-1, self.outputs)[:, 0] if isinstance(scale, Tensor) else scale
