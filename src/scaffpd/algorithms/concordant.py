@@ -22,6 +22,7 @@ labels.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -29,7 +30,7 @@ import torch
 from scipy.linalg import lapack
 from torch import Tensor
 
-from scaffpd.federation import Constants, Gradients, Vector
+from scaffpd.federation import Constants, Vector
 from scaffpd.federation.questions import REACH
 from scaffpd.objectives.base import EPSILON, Matrix
 
@@ -86,38 +87,38 @@ class Proof(NamedTuple):
 
 
 def proven(
-    at: Gradients,
-    weights: Vector | None,
+    width: Callable[[Tensor], float],
     constants: Constants,
-    H: Matrix,
+    H: Tensor,
     g: Vector,
     error: Vector,
     inexact: float,
     better: float,
+    single: bool = False,
 ) -> Proof:
     """Bound Φ(x) − min Φ; clients are asked only if that can be below `better`.
 
     Args:
-        at: the clients' answers at x.
-        weights: λ, where everybody knows them.
+        width: asks the clients for ρ, given R.
         constants: of the clients.
         H: ∇²Φ(x).
         g: ∇Φ(x).
         error: of g, in norm, times a factor for every coordinate.
         inexact: Λ of what is left in the clients' own models.
         better: what is known already.
+        single: whether clients compute in single precision.
     """
     terms = float(constants.samples.sum()) + len(constants.samples)
-    root = Root.of(H, terms, at.x.dtype != torch.float64)
+    root = Root.of(H.double().cpu().numpy(), terms, single)
     if root.factor is None:
         return Proof(flat=root.flat)
     decrement = WIDE * float(np.linalg.norm(root.solved(g)))
     wrong = WIDE * float(np.linalg.norm(root.solved(np.eye(len(g)) * error))) + inexact
     if not decrement**2 / 2 < better:
         return Proof()
-    width = 0.0
+    rho = 0.0
     if not constants.quadratic:
-        width = WIDE * at.width(torch.from_numpy(root.factor).to(at.x.device), weights)
-    if not width < REACH:
+        rho = WIDE * width(torch.from_numpy(root.factor).to(H.device))
+    if not rho < REACH:
         return Proof()
-    return Proof(gap(decrement, width), gap(decrement + wrong, width))
+    return Proof(gap(decrement, rho), gap(decrement + wrong, rho))

@@ -50,7 +50,6 @@ from scaffpd.objectives.base import (
     LARGEST,
     LEAST,
     UNDERFLOW,
-    Matrix,
     Objective,
     inner,
     roundings,
@@ -146,7 +145,7 @@ class MinimaxMethod(Algorithm[Proven], Generic[Proven]):
         weights: Vector,
         at: Gradients,
         c: Tensor | None,
-        H: Matrix | None = None,
+        H: Tensor | None = None,
     ) -> Certificate:
         c = at.sum(weights) if c is None else c
         rounding = at.rounding()  # after the sum, whose own rounding is part of it
@@ -161,7 +160,12 @@ class MinimaxMethod(Algorithm[Proven], Generic[Proven]):
         error = spread(constants) * inner(weights, rounding[1]) / mass
         # clients whose models are not exact err by less than their losses do
         inexact = math.sqrt(2 * inner(weights, rounding[0]) / mass)
-        bound = proven(at, weights / mass, constants, H / mass, g, error, inexact, found.primal)
+
+        def width(root: Tensor) -> float:
+            return at.width(root, weights / mass)
+
+        single = c.dtype != torch.float64
+        bound = proven(width, constants, H / mass, g, error, inexact, found.primal, single)
         if not bound.most < math.inf:
             return replace(found, flat=bound.flat)
         return certify(self.objective, losses, weights, bound, constants.strong_convexity, errors)

@@ -208,13 +208,11 @@ class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
         """Return whether Hessians go up once."""
         return state.constants.quadratic and self._single(state)
 
-    def _mixed(self, state: MinimaxNewtonState, H: Tensor) -> Matrix:
+    def _mixed(self, state: MinimaxNewtonState, H: Tensor) -> Tensor:
         """Return Σ λ_i ∇²f_i(x)."""
         if H.ndim == 3 and state.constants.quadratic:
-            H = torch.tensordot(torch.from_numpy(state.weights).to(H), H, 1)
-        elif H.ndim == 3:
-            H = state.at.hessian(state.weights)
-        return H.double().cpu().numpy()
+            return torch.tensordot(torch.from_numpy(state.weights).to(H), H, 1)
+        return state.at.hessian(state.weights) if H.ndim == 3 else H
 
     def uncertified(self, state: MinimaxNewtonState) -> str | None:
         """Say why nothing is proven, and of what the losses may not depend on."""

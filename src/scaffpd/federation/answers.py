@@ -261,15 +261,19 @@ class Gradients(Answers[GradientsAt]):
         return self._ask(Hessian(self.question)).each("hessian")
 
     def width(self, root: Tensor, weights: Vector | None) -> float:
-        """Bound ρ of all clients from above, for RRᵀ ≤ ∇²Φ(x): from one number in a sum."""
+        """Return `width_of` the clients, for RRᵀ ≤ ∇²Φ(x)."""
         w = None if weights is None else torch.from_numpy(weights)
-        seen = self._ask(Widths(self.question, root, w))
-        ones = np.zeros(len(self.asked.names))
-        ones[self.asked.index] = 1.0
-        return float(seen.added("power", ones)) ** (1 / POWER)
+        return width_of(self._ask(Widths(self.question, root, w)))
 
     def _ask(self, question: Asked) -> Answers[Asked]:
         return self.federation.ask(question, self.chosen)
+
+
+def width_of(seen: Answers[Widths]) -> float:
+    """Bound ρ of all clients from above: from one number in a sum."""
+    ones = np.zeros(len(seen.asked.names))
+    ones[seen.asked.index] = 1.0
+    return float(seen.added("power", ones)) ** (1 / POWER)
 
 
 class Updates(Answers[LocalSteps | ProximalSteps]):

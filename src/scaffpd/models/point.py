@@ -232,14 +232,30 @@ class LinearPoint:
             T = (A @ V.reshape(features, self.outputs * k)).view(*z.shape, k)
             bent = block.weight[..., None, None] * self.loss.bend(z, y, T)
             out[block.clients] += T.flatten(1, 2).mT @ bent.flatten(1, 2)
+        if self._softmax and V.shape == (k, k) and torch.equal(V, torch.eye(k).to(V)):
+            self._gauge(out)
         return out
+
+    def _gauge(self, H: Tensor) -> None:
+        """Let common changes of all outputs, which change no loss of a softmax, bend it as others
+        do where no ridge is on them: Newton's steps and proofs make none, and need no other.
+        """
+        k = self.outputs
+        free = (self.ridge.times(torch.ones_like(self.x))[::k] == 0).nonzero()[:, 0].tolist()
+        for j in free:
+            own = H[:, j * k : (j + 1) * k, j * k : (j + 1) * k]
+            own += own.diagonal(dim1=1, dim2=2).sum(1)[:, None, None] / k**2
+
+    @property
+    def _softmax(self) -> bool:
+        return isinstance(getattr(self.loss, "inner", self.loss), Softmax)
 
     def hessian(self, weights: Tensor) -> Tensor:
         """Return Σ_i w_i H_i = Aᵀ diag(w ℓ''/m) A + (Σ w) diag(l2), (d, d), in double precision."""
         A = self.rows.A
         k = self.outputs
         w = self._weighted(weights.to(A)).double()
-        softmax = isinstance(getattr(self.loss, "inner", self.loss), Softmax)
+        softmax = self._softmax
         if k == 1 or self.loss.even:
             bends = self.loss.bends(self.z, self.rows.y)[:, :1]
             H = torch.kron(gram(self.rows, w * bends), torch.eye(k).to(w))
@@ -253,12 +269,9 @@ class LinearPoint:
                 for b in range(a + 1):
                     H[:, a, :, b] = gram(self.rows, w * W[:, a, b, None], a == b)
                     H[:, b, :, a] = H[:, a, :, b]
-            if softmax:
-                # a common change of all outputs changes no loss: as if it bent them as others do
-                own = torch.arange(A.shape[1])[self.ridge.times(torch.ones_like(self.x))[::k] == 0]
-                traces = H.diagonal(dim1=0, dim2=2).diagonal(dim1=0, dim2=1).sum(1)
-                H[own, :, own, :] += traces[own, None, None] / k**2
             H = H.view(len(self.x), -1)
+            if softmax:
+                self._gauge(H[None])
         H.diagonal().add_(weights.double().sum() * self.ridge.times(torch.ones_like(w[:1, 0])))
         return H
 
