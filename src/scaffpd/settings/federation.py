@@ -398,6 +398,8 @@ class FederationTerms(SettingsTable):
         made: Json = {"kind": "linear", "loss": loss, "l2": self.model.l2, "intercept": not times}
         if times:  # y is time, event and entry, which is 0 where a silo has none
             made["entry"] = True
+        if self.task.exposed:  # y is counts and exposures, which are 1 where a silo has none
+            made["exposed"] = True
         if self.model.kappa is not None:
             made["strength"] = self.model.kappa
         return made | ({"classes": classes} if classes and not binary else {})
