@@ -211,7 +211,8 @@ class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
     def _mixed(self, state: MinimaxNewtonState, H: Tensor) -> Tensor:
         """Return Σ λ_i ∇²f_i(x)."""
         if H.ndim == 3 and state.constants.quadratic:
-            return torch.tensordot(torch.from_numpy(state.weights).to(H), H, 1)
+            mixed: Tensor = torch.tensordot(torch.from_numpy(state.weights).to(H), H, 1)
+            return mixed
         return state.at.hessian(state.weights) if H.ndim == 3 else H
 
     def uncertified(self, state: MinimaxNewtonState) -> str | None:
@@ -220,8 +221,8 @@ class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
         if reason is not None or state.flat < 0 or np.isfinite(state.certificate):
             return reason
         return (
-            f"l2 is 0, and the losses with weight hardly depend on {self._named(state)}, or it goes "
-            "with the columns before: it separates labels, or says the same."
+            f"l2 is 0, and the losses with weight hardly depend on {self._named(state)}: "
+            "it separates labels, or says the same as the columns before it."
         )
 
     def _named(self, state: MinimaxNewtonState) -> str:

@@ -273,7 +273,7 @@ def width_of(seen: Answers[Widths]) -> float:
     """Bound ρ of all clients from above: from one number in a sum."""
     ones = np.zeros(len(seen.asked.names))
     ones[seen.asked.index] = 1.0
-    return float(seen.added("power", ones)) ** (1 / POWER)
+    return math.pow(float(seen.added("power", ones)), 1 / POWER)
 
 
 class Updates(Answers[LocalSteps | ProximalSteps]):

@@ -111,6 +111,7 @@ class OwnModes(Protocol):
     def modes(self) -> dict[str, Vectors]: ...  # minima, gradients and Hessians as functions of x
     # squared distances to x and their degrees of freedom
     def spread(self, C: Tensor, step: Tensor) -> Vectors: ...
+    def dispersed(self, grid: Tensor) -> Vectors: ...  # log likelihoods of counts
     # L u_i, and the variances of its parts
     def own(self, C: Tensor, step: Tensor, L: Tensor) -> Vectors: ...
 

@@ -50,8 +50,9 @@ class LinearOracle(RowsOracle):
         return streams(self.names, self.rows.share.device)
 
     def constants(self) -> Constants:
-        """Return L_i = curvature · λ_max(A_iᵀA_i)/m_i + max l2 and μ_i = min l2; for losses that are
-        not smooth, estimates of L_i.
+        """Return L_i = curvature · λ_max(A_iᵀA_i)/m_i + max l2 and μ_i = min l2.
+
+        Of losses that are not smooth L_i are estimates.
         """
         return self._constants(torch.zeros_like(self.smoothness, dtype=torch.float64))
 

@@ -44,9 +44,10 @@ class Linear:
 
     Args:
         loss: "squared" (one or several target columns), "logistic" (labels 0/1), "softmax" (labels
-            0, 1, …), "poisson" (counts, with mean e^z: f_i is half the mean deviance), or of times to an event, with the
-            columns time and event, and entry and weight if there are such: "cox", or "hazard", a
-            logistic hazard in each of the `periods`, which is a sum over rows.
+            0, 1, …), "poisson" (counts, with mean e^z: f_i is half the mean deviance), or of times
+            to an event, with the columns time and event, and entry and weight if there are such:
+            "cox", or "hazard", a logistic hazard in each of the `periods`, which is a sum over
+            rows.
         l2: the regulariser (l2/2)‖x‖² on *all* of x, the intercept included; the certificate rests
             on it. Or ½ Σ_k l2_k x_k²: one number for each feature, and a last one for the
             intercept, or one for each level of `periods`; the same for all outputs. "auto": by

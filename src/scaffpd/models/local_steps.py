@@ -433,7 +433,10 @@ def careful_step(
     Args:
         problem: where the steps started.
         who: the clients.
-        A, y, z, r: their samples, targets, and predictions and derivatives at x.
+        A: their samples.
+        y: their targets.
+        z: their predictions at x.
+        r: derivatives there; `None` for minibatches.
         share: of the samples in a client's mean, 0 for padding, (n, m, 1).
         D: displacements before, (n, 1, features).
     """

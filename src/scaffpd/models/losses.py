@@ -24,6 +24,7 @@ from scaffpd.models.arrays import Array
 SHORT = 32
 # The largest z whose e^z is a number.
 HIGHEST = 700.0
+TINY = 1e-30  # of a mean whose quotients are still numbers, in single precision as well
 # Points at which a custom loss is tried, and the error that is allowed there.
 TRIED = 256
 SLACK = 1e-9
@@ -49,8 +50,8 @@ class Loss(ABC):
     """ℓ(z, y) with its derivatives.
 
     `curvature` bounds the largest eigenvalue of ∂²ℓ/∂z²; it is infinite where nothing does.
-    `concordance` is R with |D³ℓ[t,t,v]| <= R max_{k,l} |v_k − v_l| D²ℓ[t,t], of one output R|v|, for
-    certificates that need no curvature everywhere (infinite if unknown). `quadratic` means that
+    `concordance` is R with |D³ℓ[t,t,v]| <= R max_{k,l} |v_k − v_l| D²ℓ[t,t], of one output R|v|,
+    for certificates that need no curvature everywhere (infinite if unknown). `quadratic` means that
     ∂²ℓ/∂z² is the same everywhere, `not_negative` that ℓ never falls below zero, as methods need it
     that leave losses at silos.
     """
@@ -290,11 +291,12 @@ class Softmax(Loss):
 class Poisson(Loss):
     r"""Half the deviance of counts with the log link: the mean is μ = e^z, of rates y >= 0.
 
-        ℓ = y log(y/μ) + (μ − y) φ(x),    φ(x) = log(1 + x)/x,    x = α(μ − y)/(1 + αy)
-        ℓ' = (μ − y)/(1 + αμ),            ℓ'' = μ (1 + αy)/(1 + αμ)²,    |ℓ‴| <= ℓ''
+        ℓ = (μ − y)/(1 + αy) φ(x) + y log(1 + w),    φ(x) = log(1 + x)/x,
+                x = α(μ − y)/(1 + αy),  w = (y − μ)/(μ(1 + αy))
+        ℓ' = (μ − y)/(1 + αμ),    ℓ'' = μ (1 + αy)/(1 + αμ)²,    |ℓ‴| <= ℓ''
 
-    With α = 0 it is Poisson's, φ = 1; else the negative binomial's of size 1/α, whose variance is
-    μ + αμ². It is the negative log-likelihood up to a constant in z, and >= 0. A count of exposure
+    With α = 0 it is Poisson's, μ − y + y log(y/μ); else the negative binomial's of size 1/α, with
+    the variance μ + αμ². It is the negative log-likelihood up to a constant in z, and >= 0. A count of exposure
     E has the loss E ℓ(z, y/E) with αE for α (`Weighted`). ℓ'' has no bound: `steepness` is what it
     is near z = 0 or a good fit, and local steps look at where they are (`local_steps.py`).
 
@@ -316,13 +318,14 @@ class Poisson(Loss):
         self.largest = self.offset = math.inf
 
     def encode(self, labels: list[Array], names: Sequence[str], classes: int | None) -> Targets:
-        """Encode rates, one per sample, beside αE where α is not zero; they need not be whole."""
+        """Encode rates, one per sample, beside exposures where α is not zero; they need not be
+        whole.
+        """
         arrays = []
         for name, y in zip(names, labels, strict=True):
             flat = _one_label(name, y if self.columns == 1 else y[:, 0])
             E = np.ones(len(y)) if self.columns == 1 else np.asarray(y[:, 1], np.float64)
-            alpha = [self.dispersion * E] if self.dispersion else []
-            arrays.append(np.column_stack([flat, *alpha]))
+            arrays.append(np.column_stack([flat, E] if self.dispersion else [flat]))
             y = flat
             if y.size and not y.min() >= 0:
                 raise InputError(
@@ -334,7 +337,8 @@ class Poisson(Loss):
         y = every[:, 0]
         terms = y * (1 + np.abs(np.log(np.maximum(y, 1e-300))))
         if self.dispersion:
-            terms = terms + (y + 1 / every[:, 1]) * np.log1p(every[:, 1] * y)
+            alpha = self.dispersion * every[:, 1]
+            terms = terms + (y + 1 / alpha) * np.log1p(alpha * y)
         self.largest = float(y.max(initial=0.0))
         self.offset = float(terms.max(initial=0.0))
         return Targets(list[Array](arrays), 1)
@@ -349,11 +353,14 @@ class Poisson(Loss):
     def value(self, z: Tensor, y: Tensor) -> Tensor:
         y, alpha, mu = self._parts(z, y)
         x = alpha * (mu - y) / (1 + alpha * y)
-        logs = torch.where(x > -0.5, torch.log1p(x), ((1 + alpha * mu) / (1 + alpha * y)).log())
-        share = torch.where(x == 0, 1.0, logs / torch.where(x == 0, 1.0, x))
-        # log y of zero is not looked at
-        seen = torch.where(y > 0, y * (y.log() - z), 0.0)
-        return (seen + (mu - y) * share).squeeze(-1)
+        share = torch.where(x == 0, 1.0, torch.log1p(x) / torch.where(x == 0, 1.0, x))
+        seen = torch.where(y > 0, y, 1.0)  # log y of zero is not looked at
+        w = (seen - mu) / (mu * (1 + alpha * seen))
+        far = (seen / mu * ((1 + alpha * mu) / (1 + alpha * seen))).log()
+        least = seen.log() - z - torch.log1p(alpha * seen)
+        logs = torch.where(w.abs() < 0.5, torch.log1p(w), torch.where(mu > TINY, far, least))
+        value = (mu - y) / (1 + alpha * y) * share + torch.where(y > 0, y * logs, 0.0)
+        return value.squeeze(-1)
 
     def residual(self, z: Tensor, y: Tensor) -> Tensor:
         y, alpha, mu = self._parts(z, y)
@@ -373,7 +380,7 @@ class Poisson(Loss):
     def _parts(self, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return y, α and μ, which is no infinity."""
         highest = HIGHEST if z.dtype == torch.float64 else HIGHEST / 8
-        alpha = y[..., 1:2] if self.dispersion else z.new_zeros(())
+        alpha = self.dispersion * y[..., 1:2] if self.dispersion else z.new_zeros(())
         return y[..., :1], alpha, z.clamp(max=highest).exp()
 
 

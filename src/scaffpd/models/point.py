@@ -301,8 +301,8 @@ class LinearPoint:
             solved.append(torch.linalg.solve_triangular(root, rows, upper=False))
         if len(solved) == 1:
             return solved[0].norm(dim=0)
-        pairs = ((one - other).norm(dim=0) for one, other in combinations(solved, 2))
-        return torch.stack([*pairs]).amax(0)
+        pairs = [(one - other).norm(dim=0) for one, other in combinations(solved, 2)]
+        return torch.stack(pairs).amax(0)
 
     @property
     def known(self) -> bool:
@@ -429,7 +429,8 @@ class LinearPoint:
             return self.loss.curvature if weights is None else layout.segment_max(weights)
         off = _off(self.fine, reach)
         bends = 2 * self.fine.layout.segment_max(self.loss.bends(self.predictions, y)[..., 0])
-        return torch.where(off < 0.5, bends, torch.inf)
+        found: Tensor = torch.where(off < 0.5, bends, torch.inf)
+        return found
 
     def _pulls(self, each: Tensor) -> Tensor:
         """Return every client's mean of ‖a_j‖‖r_j‖, for ‖a_j‖/m_i."""
