@@ -3,7 +3,7 @@ r"""A certificate without strong convexity: generalised self-concordance.
 Where |ℓ‴| ≤ R ℓ″ (logistic, softmax and Cox's losses, counts with the log link: R = 1; squared
 loss: R = 0), Φ = Σ λ_i f_i with g = ∇Φ(x), H = ∇²Φ(x), Λ = √(gᵀH⁻¹g), and s = ρΛ < 1 for
 
-    ρ = R max ‖v‖_{H⁻¹} over v = the rows a_j; (e_k − e_l)⊗a_j of a softmax; a_j − a_k of a risk set,
+    ρ = R max ‖v‖_{H⁻¹},  v the rows a_j; of a softmax (e_k − e_l)⊗a_j; of a risk set a_j − a_k,
 
     Φ(x) − min Φ ≤ [(1 − s) log(1 − s) + s]/ρ²        (Λ²/2 as s → 0).
 

@@ -44,7 +44,8 @@ class Linear:
 
     Args:
         loss: "squared" (one or several target columns), "logistic" (labels 0/1), "softmax" (labels
-            0, 1, …), "poisson" (counts, with mean e^z: f_i is half the mean deviance), or of times
+            0, 1, …), "poisson" (counts, with mean e^z: f_i is half the mean
+            deviance above the client's own optimum), or of times
             to an event, with the columns time and event, and entry and weight if there are such:
             "cox", or "hazard", a logistic hazard in each of the `periods`, which is a sum over
             rows.
@@ -233,7 +234,9 @@ class Linear:
         # A subclass of Squared may be any function: only this one has a closed form.
         kind = QuadraticOracle if type(loss) is Squared else LinearOracle
         ridge = self.ridge(A.shape[1], targets.outputs, device)
-        return kind(rows, loss, ridge, targets.outputs, names)
+        oracle = kind(rows, loss, ridge, targets.outputs, names)
+        oracle.held = like is not None
+        return oracle
 
     def _check_groups(self, width: int) -> None:
         if self.groups is not None and len(self.groups) != width:

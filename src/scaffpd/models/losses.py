@@ -296,9 +296,10 @@ class Poisson(Loss):
         ℓ' = (μ − y)/(1 + αμ),    ℓ'' = μ (1 + αy)/(1 + αμ)²,    |ℓ‴| <= ℓ''
 
     With α = 0 it is Poisson's, μ − y + y log(y/μ); else the negative binomial's of size 1/α, with
-    the variance μ + αμ². It is the negative log-likelihood up to a constant in z, and >= 0. A count of exposure
-    E has the loss E ℓ(z, y/E) with αE for α (`Weighted`). ℓ'' has no bound: `steepness` is what it
-    is near z = 0 or a good fit, and local steps look at where they are (`local_steps.py`).
+    the variance μ + αμ². It is the negative log-likelihood up to a constant in z, and >= 0. A count
+    of exposure E has the loss E ℓ(z, y/E) with αE for α (`Weighted`). ℓ'' has no bound: `steepness`
+    is what it is near z = 0 or a good fit, and local steps look at where they are
+    (`local_steps.py`).
 
     Args:
         dispersion: α.

@@ -16,10 +16,10 @@ from scaffpd.descent import newton
 from scaffpd.federation.modes import ModesAt
 from scaffpd.federation.questions import Vectors
 from scaffpd.models.cells import Cells, along, back
+from scaffpd.models.corrections import CorrectionProblem
 from scaffpd.models.curvature import FewRows, LossHessian, ManyRows
 from scaffpd.models.execution import parallel_map
 from scaffpd.models.glm import LinearOracle
-from scaffpd.models.newton import CorrectionProblem
 from scaffpd.models.quadratic import QuadraticOracle
 from scaffpd.models.samples import CACHE, PaddedBlock, StackedSamples
 from scaffpd.models.weighted_loss import Weighted

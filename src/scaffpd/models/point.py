@@ -139,6 +139,8 @@ class LinearPoint:
         self.predictions, values = self._evaluated()
         self.z = self.predictions.to(x.dtype)
         self.losses = values + self.penalty + (0 if constant is None else constant)
+        # what losses have been counted from, whose rounding they have
+        self.level = 0.0 if constant is None else (-constant).clamp_min(0)
 
     def _evaluated(self) -> tuple[Tensor, Tensor]:
         """Return predictions and mean losses, in double precision if there are fine rows."""
@@ -388,7 +390,7 @@ class LinearPoint:
         # a number per client: NumPy takes a tenth of the time of torch for them
         curvature = array(self.steepness(reach))
         relative = UNIT * SAFE * array(fine.layout.additions) + (value + tiny + 8 * UNIT * SAFE)
-        loss = relative * np.abs(array(self.losses))
+        loss = relative * (np.abs(array(self.losses)) + array(self.level))
         loss = loss + (offset + curvature * tiny**2 + 2 * tiny + len(fine.A) * LEAST)
         for size, levers in reach:
             k = gamma(features + 4) * array(size)
