@@ -15,8 +15,8 @@ terms such as ridges are in H, and need not be there. Of personal models it is t
 **Rounding.** Every entry of a computed H errs by at most η√(H_jj H_kk), H is at least as large as
 what is left when d η of the diagonal is taken off, and that is what is factored. Triangular solves
 are exact for a factor that is as near. Where no factor is left, nothing is proven: some combination
-of columns does not change the losses, or changes them ever less, as where a column separates two
-labels.
+of columns does not change the losses. Where a column separates two labels, they change ever less
+along it, and s stays above one.
 """
 
 from __future__ import annotations
@@ -112,13 +112,18 @@ def proven(
     root = Root.of(H.double().cpu().numpy(), terms, single)
     if root.factor is None:
         return Proof(flat=root.flat)
-    decrement = WIDE * float(np.linalg.norm(root.solved(g)))
+    solved = root.solved(g)
+    decrement = WIDE * float(np.linalg.norm(solved))
     wrong = WIDE * float(np.linalg.norm(root.solved(np.eye(len(g)) * error))) + inexact
     if not decrement**2 / 2 < better:
         return Proof()
     rho = 0.0
     if not constants.quadratic:
         rho = WIDE * width(torch.from_numpy(root.factor).to(H.device))
-    if not rho < REACH:
-        return Proof()
-    return Proof(gap(decrement, rho), gap(decrement + wrong, rho))
+    most = gap(decrement + wrong, rho) if rho < REACH else math.inf
+    if most < math.inf:
+        return Proof(gap(decrement, rho), most)
+    # the losses fall for ever, perhaps: along the column that a Newton step moves most by
+    step = lapack.dtrtrs(root.factor, solved, lower=1, trans=1)[0]
+    sizes = np.linalg.norm(root.factor, axis=1)
+    return Proof(flat=int(np.argmax(np.abs(step) * sizes)))

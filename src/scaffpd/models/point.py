@@ -301,10 +301,8 @@ class LinearPoint:
             rows = root.new_zeros(len(root), len(A))
             rows[a :: self.outputs] = A.mT
             solved.append(torch.linalg.solve_triangular(root, rows, upper=False))
-        if len(solved) == 1:
-            return solved[0].norm(dim=0)
-        pairs = [(one - other).norm(dim=0) for one, other in combinations(solved, 2)]
-        return torch.stack(pairs).amax(0)
+        pairs = [one - other for one, other in combinations(solved, 2)] or solved
+        return torch.stack([far.norm(dim=0) for far in pairs]).amax(0)
 
     @property
     def known(self) -> bool:
