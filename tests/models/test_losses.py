@@ -246,19 +246,24 @@ def test_an_exposure_is_as_many_rows():
     by_hour = sp.Cohort([each], sp.Linear("poisson", l2=0.0))
     exposed = sp.Cohort([(X, np.column_stack([y, hours]))], both)
     many = len(each[1]) / 8
+    start = torch.zeros(2, dtype=torch.float64)
+
+    def likelihood(x):
+        rate = np.exp(X @ x.numpy()) * hours
+        return -poisson.logpmf(y, rate) + poisson.logpmf(y, hours)
+
     for x in torch.tensor(random.standard_normal((3, 2))):
         ours, theirs = exposed.gradients(x), by_hour.gradients(x)
-        np.testing.assert_allclose(ours.losses, many * theirs.losses, rtol=1e-12)
+        np.testing.assert_allclose(ours.losses, many * theirs.losses, rtol=1e-4)
         torch.testing.assert_close(ours.each(), many * theirs.each(), rtol=1e-11, atol=1e-13)
-        rate = np.exp(X @ x.numpy()) * hours
-        likelihood = -poisson.logpmf(y, rate).mean() + poisson.logpmf(y, y).mean()
-        np.testing.assert_allclose(ours.losses, likelihood, rtol=1e-10)
+        gained = ours.losses - exposed.losses(start)
+        np.testing.assert_allclose(gained, likelihood(x).mean(), rtol=1e-9)
     w = weights / weights.mean()
     rows = X, np.column_stack([y, hours, weights])
     model = sp.Linear("poisson", l2=0.0, exposed=True, weighted=True)
-    found = sp.Cohort([rows], model).losses(x)
-    losses = -poisson.logpmf(y, rate) + poisson.logpmf(y, y)
-    np.testing.assert_allclose(found, (w * losses).mean(), rtol=1e-10)
+    cohort = sp.Cohort([rows], model)
+    found = cohort.losses(x) - cohort.losses(start)
+    np.testing.assert_allclose(found, (w * likelihood(x)).mean(), rtol=1e-9)
     for wrong, code in (([0.0] * 8, "exposure-not-positive"), ([], "target-columns-missing")):
         with refuses(code):
             sp.Cohort([(X, np.column_stack([y, wrong] if wrong else [y]))], both)
@@ -371,3 +376,68 @@ def test_a_quadratic_loss_may_be_steeper_in_some_outputs(personal, monkeypatch):
     ends = [[cohort.gradients(x + s * e).sum(w) for e in step] for s in (1, -1)]
     expected = (torch.stack(ends[0]) - torch.stack(ends[1])) / 2e-5
     torch.testing.assert_close(at.hessian(w), expected, rtol=1e-6, atol=1e-7)
+
+
+def counted(random, low=11.0, clients=3):
+    """Counts of some 10⁵, of columns with other scales."""
+    found = []
+    for _ in range(clients):
+        X = random.standard_normal((60, 3)) * [1.0, 0.1, 3.0]
+        found.append((X, random.poisson(np.exp(low + X @ [0.5, -1.0, 0.1]))))
+    return found
+
+
+@pytest.mark.parametrize("batch", [None, 7])
+@pytest.mark.parametrize("far", [0.0, -6.0, 8.0, 40.0])
+def test_local_steps_of_counts_never_leap(far, batch):
+    """From anywhere every step of full gradients lowers the client's own loss, whatever the rate
+    asked for; with minibatches they stay finite.
+    """
+    cohort = sp.Cohort(
+        counted(np.random.default_rng(0)), sp.Linear("poisson", l2=1e-3, intercept=True)
+    )
+    x = torch.tensor([0.3, 0.2, -0.1, 11.0 + far], dtype=torch.float64)
+    for rate in (None, 1e-7, 10.0):
+        before = cohort.losses(x)
+        for steps in (1, 5, 40):
+            plan = LocalPlan(steps, rate, batch_size=batch, key=(1,))
+            d = cohort.local_updates(x, None, None, plan).reply.vectors["d"].each()
+            assert torch.isfinite(d).all()
+            if batch is None:
+                after = np.array([cohort.losses(x - own)[i] for i, own in enumerate(d)])
+                assert np.all(after < before)
+                before = after
+
+
+def test_counts_are_fitted_from_afar_as_a_generalised_linear_model_is():
+    """Poisson and negative binomial regressions of statsmodels, exposures included."""
+    sm = pytest.importorskip("statsmodels.api")
+    random = np.random.default_rng(2)
+    clients = []
+    for _ in range(4):
+        X = random.standard_normal((150, 2))
+        E = np.exp(random.normal(3.0, 0.5, 150))
+        mu = E * np.exp(0.4 + X @ [np.log(2.2), -0.3])
+        y = random.negative_binomial(1 / 0.5, 1 / (1 + 0.5 * mu))
+        clients.append((X, np.column_stack([y, E])))
+    X, y = (np.concatenate(part) for part in zip(*clients, strict=True))
+    A = np.column_stack([X, np.ones(len(X))])
+    for alpha in (0.0, 0.5):
+        family = sm.families.NegativeBinomial(alpha=alpha) if alpha else sm.families.Poisson()
+        known = sm.GLM(y[:, 0], A, family=family, offset=np.log(y[:, 1])).fit(tol=1e-14)
+        model = sp.Linear("poisson", 0.0, True, exposed=True, dispersion=alpha)
+        cohort = sp.Cohort(clients, model)
+        for x0 in (None, np.array([2.0, -2.0, 9.0])):
+            for method in (sp.fair(sp.Average()), sp.MinimaxSums(sp.Average())):
+                found = sp.train(method, cohort, 60, 1e-9, x0=x0)
+                assert found.certificate <= 1e-6
+                np.testing.assert_allclose(found.x, known.params, atol=1e-4)
+    settled = sp.Cohort(clients, sp.Linear("poisson", 1e-9, True, exposed=True, dispersion="auto"))
+    likelihood = sm.NegativeBinomial(y[:, 0], A, offset=np.log(y[:, 1])).fit(disp=0, maxiter=300)
+    assert settled.model.dispersion == pytest.approx(likelihood.params[-1], rel=0.03)
+    calm = [
+        (X, np.column_stack([random.poisson(E * 2.0), E]))
+        for X, (_, E) in ((X, t.T) for X, t in clients)
+    ]
+    even = sp.Cohort(calm, sp.Linear("poisson", 1e-9, True, exposed=True, dispersion="auto"))
+    assert even.model.dispersion < 0.01
