@@ -33,7 +33,7 @@ convex,
 
 with the least weights β of Λ, such as c p behind a floor c, B = Σ β_i, ω = (1 − B)/(S − B) and
 θ = (1 − S)/(Σ κ_i − S), and F(x) ≤ G(x, ν). In the place of ‖g‖²/(2μ) may stand what A proves
-(`concordant.py`). All of it comes from sums, and meets F* in the end.
+(`concordant.py`), of squared losses, and of others where clients are in this process. All of it comes from sums, and meets F* in the end.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scaffpd.algorithms.base import CONVEX, EXACT, OWN_SUMS, OWN_WEIGHTS, WIDTHS
+from scaffpd.algorithms.base import CONVEX, EXACT, OWN_SUMS, OWN_WEIGHTS
 from scaffpd.algorithms.concordant import proven
 from scaffpd.algorithms.minimax import (
     SLACK,
@@ -134,8 +134,7 @@ class MinimaxSums(MinimaxMethod[MinimaxSumsState]):
         objective: (Λ, ψ) that separates: `ChiSquare`, `Tilted`, `Average`, `QFair` or `Nash`.
     """
 
-    questions: ClassVar[frozenset[str]] = frozenset({OWN_WEIGHTS, OWN_SUMS, WIDTHS})
-    curved = True
+    questions: ClassVar[frozenset[str]] = frozenset({OWN_WEIGHTS, OWN_SUMS})
     needs: ClassVar[frozenset[str]] = frozenset({CONVEX, EXACT})
     asks_losses: ClassVar[bool] = True
 
@@ -154,6 +153,8 @@ class MinimaxSums(MinimaxMethod[MinimaxSumsState]):
 
     def uncertified(self, state: MinimaxSumsState) -> str | None:
         """Say why nothing is proven about the result, or return `None`."""
+        if _here(state) and state.constants.convex and not state.constants.noisy:
+            return None
         return super().uncertified(replace(state, weights=np.ones(len(state.weights))))
 
     def init(
@@ -321,6 +322,9 @@ class MinimaxSums(MinimaxMethod[MinimaxSumsState]):
         if np.isinf(most) or primal > most / 2:
 
             def width(root: Tensor) -> float:
+                # across organisations one more sum at a point is one more weighting of rows
+                if not federation.channel.here:
+                    return np.inf
                 return width_of(federation.ask(Widths(at, root, None)))
 
             off = spread(state.constants) * found.error / unit
@@ -355,6 +359,11 @@ class MinimaxSums(MinimaxMethod[MinimaxSumsState]):
         theta = (1 - S) / max(float(top.sum()) - S, EPSILON)
         cost = (1 - theta) * found.cost + theta * full
         return found.gained + found.level * S - cost, S, nothing + full
+
+
+def _here(state: MinimaxSumsState) -> bool:
+    """Return whether clients are in this process, which tells how curved their losses are."""
+    return not bool(np.isnan(state.constants.smoothness).any())
 
 
 def _possible(found: bool) -> None:

@@ -177,7 +177,7 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         targets, outputs = self._targets(group.split(y), shares, task)
         intercept = bool(self.fit_intercept)
         weighted = shares is not None
-        exposed = y.ndim == 2
+        exposed = task.exposed and y.ndim == 2
         counts = self._counting() if self.curves and self.epsilon is not None else None
         self.curves_ = None
         if self.curves:
