@@ -32,8 +32,9 @@ convex,
     S < 1:  F* ≥ Σ λ_i L_i − (1 − θ)K − θ ψ(κ) − S ‖g‖²/(2μ)                  for λ + θ(κ − λ)
 
 with the least weights β of Λ, such as c p behind a floor c, B = Σ β_i, ω = (1 − B)/(S − B) and
-θ = (1 − S)/(Σ κ_i − S), and F(x) ≤ G(x, ν). In the place of ‖g‖²/(2μ) may stand what A proves
-(`concordant.py`), of squared losses, and of others where clients are in this process. All of it comes from sums, and meets F* in the end.
+θ = (1 − S)/(Σ κ_i − S), and F(x) ≤ G(x, ν). In the place of ‖g‖²/(2μ) may stand
+what A proves (`concordant.py`), of squared losses, and of others where clients are in this process.
+All of it comes from sums, and meets F* in the end.
 """
 
 from __future__ import annotations
