@@ -165,22 +165,25 @@ class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
         unit = promised / max(step.bend, LEAST)
         lowest = min(state.lowest, state.certificate)
         taken = False
+        bent: Tensor | None = None
         if np.all(np.abs(at.losses) < LARGEST / 4):
             gained = before - self.objective._support(at.losses - level)
             size = float(step.weights.sum() * np.abs(state.losses).max())
             slack = SLACK * torch.finfo(x.dtype).eps * size
             gradients = at.each().double()
             c = mixed(gradients, step.weights)
-            ahead = replace(state, weights=step.weights, at=at)
             near = gained >= TAKEN * promised - slack
-            new = H if self._constant(state) else self._hessian(ahead) if near else None
-            bent = None if new is None else self._mixed(ahead, new)
+            if self._constant(state):
+                bent = torch.tensordot(torch.from_numpy(step.weights).to(H), H, 1)
+            elif near:  # which the next round needs as well, unless it takes single ones
+                bent = at.hessian(step.weights)
             proof = self._proof(state.constants, at.losses, step.weights, at, c, bent)
             taken = near or proof.gap < 0.5 * lowest
         state = replace(state, rounds=state.rounds + 1, accepted=bool(taken), promise=promised)
         if not taken:
             return replace(state, hessian=H, damping=max(4 * state.damping, unit))
         damping = state.damping
+        kept = H if self._constant(state) else None if self._single(state) else bent
         if gained >= GOOD * promised:
             damping = damping / 4 if damping > NOTHING * unit else 0.0
         return replace(
@@ -193,7 +196,7 @@ class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
             certificate=proof.gap,
             floor=proof.floor,
             lowest=lowest,
-            hessian=new,
+            hessian=kept,
             flat=proof.flat,
             damping=damping,
         )
@@ -207,13 +210,6 @@ class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
     def _constant(self, state: MinimaxNewtonState) -> bool:
         """Return whether Hessians go up once."""
         return state.constants.quadratic and self._single(state)
-
-    def _mixed(self, state: MinimaxNewtonState, H: Tensor) -> Tensor:
-        """Return Σ λ_i ∇²f_i(x)."""
-        if H.ndim == 3 and state.constants.quadratic:
-            mixed: Tensor = torch.tensordot(torch.from_numpy(state.weights).to(H), H, 1)
-            return mixed
-        return state.at.hessian(state.weights) if H.ndim == 3 else H
 
     def uncertified(self, state: MinimaxNewtonState) -> str | None:
         """Say why nothing is proven, and of what the losses may not depend on."""
