@@ -96,7 +96,8 @@ class MinimaxNewtonState(AnsweredState):
     damping: float = 0.0  # δ
     promise: float = np.inf  # what the last model promised
     lowest: float = np.inf  # the lowest certificate of earlier points
-    flat: int = -1  # a coefficient on which losses may not depend; see `Certificate`
+    # a coefficient on which losses may not depend; see `Certificate`
+    flat: int = field(default=-1, metadata={"transient": True})
     # H, (d, d), or all H_i, (N, d, d), where they have been asked for at x or are constant
     hessian: Tensor | None = field(default=None, repr=False, metadata={"transient": True})
 
@@ -183,7 +184,7 @@ class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
         if not taken:
             return replace(state, hessian=H, damping=max(4 * state.damping, unit))
         damping = state.damping
-        kept = H if self._constant(state) else None if self._single(state) else bent
+        reused = H if self._constant(state) else None if self._single(state) else bent
         if gained >= GOOD * promised:
             damping = damping / 4 if damping > NOTHING * unit else 0.0
         return replace(
@@ -196,7 +197,7 @@ class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
             certificate=proof.gap,
             floor=proof.floor,
             lowest=lowest,
-            hessian=kept,
+            hessian=reused,
             flat=proof.flat,
             damping=damping,
         )

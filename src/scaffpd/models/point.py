@@ -239,9 +239,7 @@ class LinearPoint:
         return out
 
     def _gauge(self, H: Tensor) -> None:
-        """Let common changes of all outputs, which change no loss of a softmax, bend it as others
-        do where no ridge is on them: Newton's steps and proofs make none, and need no other.
-        """
+        """Bend common changes of all outputs, which change no loss of a softmax without a ridge."""
         k = self.outputs
         free = (self.ridge.times(torch.ones_like(self.x))[::k] == 0).nonzero()[:, 0].tolist()
         for j in free:
@@ -278,9 +276,7 @@ class LinearPoint:
         return H
 
     def widths(self, root: Tensor, weights: Tensor | None) -> Tensor:
-        """Return R max_j ‖v_j‖ of every client in the norm of (root rootᵀ)⁻¹, from above: its rows,
-        and of several outputs (e_k − e_l)⊗a_j for every two.
-        """
+        """Return R max_j ‖v_j‖_{(root rootᵀ)⁻¹}: v_j = a_j, or all (e_k − e_l)⊗a_j of a softmax."""
         R = concordance(self.loss)
         layout = self.rows.layout
         found = torch.full((len(layout),), R, dtype=torch.float64, device=root.device)
