@@ -582,7 +582,7 @@ def verdict(point, cohort, clients, x, weights, objective, answers, c, certifica
         pairs = [own(point, rows, l2, X) for rows in data]
     else:
         pairs = [at(point.loss, *rows, l2, X) for rows in data]
-    losses = [pair[0] for pair in pairs]
+    losses = [pair[0] + level for pair, level in zip(pairs, levels(cohort), strict=True)]
     gradients = [flat(pair[1]) for pair in pairs]
     w = normal_weights(objective, weights)
     broken = []
@@ -604,6 +604,13 @@ def verdict(point, cohort, clients, x, weights, objective, answers, c, certifica
     return Verdict(
         certificate, gap(point, cohort, data, l2, X, w, objective, losses, mixed), tuple(broken)
     )
+
+
+def levels(cohort):
+    """What clients count their losses from, as stored: their own optima, of counts."""
+    oracle = cohort.channel.train.oracle
+    level = getattr(getattr(oracle, "inner", oracle), "level", None)
+    return [mpf(0)] * len(cohort.names) if level is None else exact(level.tolist())
 
 
 def far(point, a, b):
@@ -643,7 +650,8 @@ def gap(point, cohort, data, l2, X, w, objective, losses, mixed):
         return total - fdot(w, losses)
     if (unit := fsum(w)) == 0:
         return total
-    return total - unit * lowest(point.loss, data, [v / unit for v in w], l2, X)[1]
+    below = lowest(point.loss, data, [v / unit for v in w], l2, X)[1]
+    return total - unit * below - fdot(w, levels(cohort))
 
 
 def judged(point: Point) -> Verdict | None:

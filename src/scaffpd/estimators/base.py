@@ -76,11 +76,9 @@ class Scale:
 
     @classmethod
     def none(cls, columns: int) -> Scale:
-        """Leave everything as it is."""
         return cls(np.zeros(columns), np.ones(columns))
 
     def __call__(self, values: Array) -> Array:
-        """Return values in units of their deviation."""
         scaled: Array = (values - self.mean) / self.deviation
         return scaled
 
@@ -165,7 +163,6 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         classes: int,
         row_weights: Array | None,
     ) -> tuple[Array, Array]:
-        """Train on the clients' rows; return weights (features × outputs) and intercepts."""
         name = type(self).__name__
         usual = 1000 if self.epsilon is None else ROUNDS
         rounds = count(name, "max_rounds", usual if self.max_rounds is None else self.max_rounds)
@@ -221,7 +218,6 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
     def _targets(
         self, targets: list[Labels], shares: list[Array] | None, task: Task
     ) -> tuple[list[Labels], Scale]:
-        """Return targets in units of their deviation, beside the weights of their rows."""
         scale = Scale.none(1)
         if self.standardise and task.scaled:
             numbers = [part.astype(np.float64) for part in targets]
@@ -269,7 +265,6 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         )
 
     def _store(self, one: Trained, group: Grouping) -> None:
-        """Store what was found, as scikit-learn's estimators have it."""
         result = one.result
         self.result_ = result
         self.history_ = result.history
@@ -391,7 +386,6 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         return z
 
     def _encoded(self, X: Data) -> Data:
-        """Return rows as they are, or as lines and steps."""
         if self.curves_ is None:
             return X
         return self.curves_.encode(X.toarray() if hasattr(X, "toarray") else X)
