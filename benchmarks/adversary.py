@@ -21,7 +21,6 @@ import torch
 from mpmath import fdot, fsum, log, mp, mpf, sqrt
 
 import scaffpd as sp
-from scaffpd.algorithms.minimax import certify, length, shrinkage
 from scaffpd.models import quadratic
 
 mp.prec = 500
@@ -218,9 +217,8 @@ def value_and_slope(loss, z, y):
         e = mp.exp(s * z[0])
         return mp.log1p(e), [s * e / (1 + e)]
     if loss == "poisson":
-        mu = mp.log1p(mp.exp(z[0]))
-        sigma = 1 / (1 + mp.exp(-z[0]))
-        return (y[0] * log(y[0] / mu) if y[0] > 0 else 0) + mu - y[0], [sigma * (1 - y[0] / mu)]
+        mu = mp.exp(z[0])
+        return (y[0] * (log(y[0]) - z[0]) if y[0] > 0 else 0) + mu - y[0], [mu - y[0]]
     top = max(z)
     e = [mp.exp(v - top) for v in z]
     total = fsum(e)
@@ -253,20 +251,14 @@ def flat(X):
     return [v for row in X for v in row]
 
 
-def bend(loss, z, y):
+def bend(loss, z):
     """∂²ℓ/∂z² of one sample, in double precision."""
     if loss == "squared":
         return 2 * np.eye(len(z))
     if loss == "logistic":
         return np.eye(1) / (2 * np.cosh(np.clip(z[0] / 2, -300, 300))) ** 2
     if loss == "poisson":
-        v = mpf(float(np.clip(z[0], -300, 300)))
-        t = mpf(float(np.ravel(y)[0]))
-        mu = mp.log1p(mp.exp(v))
-        sigma = 1 / (1 + mp.exp(-v))
-        return np.eye(1) * float(
-            sigma * (1 - sigma) + t * sigma * (sigma - (1 - sigma) * mu) / mu**2
-        )
+        return np.eye(1) * np.exp(np.clip(z[0], -300, 300))
     e = np.exp(z - z.max())
     e = e / e.sum()
     return np.diag(e) - np.outer(e, e)
@@ -275,10 +267,10 @@ def bend(loss, z, y):
 def hessian(loss, data, shares, u):
     """Σ_i w_i ∇²f_i(u) without l2, in double precision."""
     H = np.zeros((u.size, u.size))
-    for w, (A, y) in zip(shares, data, strict=True):
-        for a, t in zip(A, y, strict=True):
+    for w, (A, _) in zip(shares, data, strict=True):
+        for a in A:
             row = np.array([float(v) for v in a])
-            H += float(w) / len(A) * np.kron(np.outer(row, row), bend(loss, row @ u, t))
+            H += float(w) / len(A) * np.kron(np.outer(row, row), bend(loss, row @ u))
     return H
 
 
@@ -297,7 +289,7 @@ def newton(loss, data, shares, U, d, ridge, gradient):
             for j in range(d):
                 H[i, j] += 2 * w / len(A) * fdot([a[i] for a in A], [a[j] for a in A])
     for i in range(d):
-        H[i, i] += ridge[i]
+        H[i, i] += ridge[i] or mpf(10) ** -100 * (1 + H[i, i])
     columns = [mp.lu_solve(H, mp.matrix(gradient[c::outputs])) for c in range(outputs)]
     return [columns[c][j] for j in range(d) for c in range(outputs)]
 
@@ -388,7 +380,7 @@ def drawn(random) -> Point:
         place=str(random.choice(PLACES, p=[0.3, 0.5, 0.1, 0.1])),
         features_scale=float(random.uniform(-2, 2)),
         targets_scale=float(random.uniform(-2, 2) if tame else random.uniform(*reach)),
-        l2=float(10 ** random.uniform(-8, 1)),
+        l2=float(10 ** random.uniform(-8, 1)) if store != "rows" or random.random() < 0.7 else 0.0,
         vertex=bool(random.random() < 0.2),
     )
 
@@ -517,12 +509,12 @@ def compared(point: Point) -> Verdict:
             weights = 10 ** random.uniform(-40, 3, len(start))
     if point.vertex and point.objective in ("Agnostic", "ChiSquare", "Tilted"):
         weights = np.eye(len(weights))[int(random.integers(len(weights)))]
-    known = cohort.constants()
     c = answers.sum(weights)
-    short = shrinkage(known, weights)
-    errors = answers.rounding()[0], short.errors * answers.rounding()[1]
-    size = length(c, short.factors)
-    proof = certify(objective, answers.losses, weights, size, known.strong_convexity, errors)
+    H = None
+    if len(x) <= 50 and bool(np.isfinite(weights).all()):
+        H = answers.hessian(weights)
+    method = sp.MinimaxNewton(objective)
+    proof = method._proof(cohort.constants(), answers.losses, weights, answers, c, H)
     return verdict(point, cohort, clients, x, weights, objective, answers, c, proof.gap)
 
 
@@ -590,7 +582,7 @@ def verdict(point, cohort, clients, x, weights, objective, answers, c, certifica
         pairs = [own(point, rows, l2, X) for rows in data]
     else:
         pairs = [at(point.loss, *rows, l2, X) for rows in data]
-    losses = [pair[0] for pair in pairs]
+    losses = [pair[0] + level for pair, level in zip(pairs, levels(cohort), strict=True)]
     gradients = [flat(pair[1]) for pair in pairs]
     w = normal_weights(objective, weights)
     broken = []
@@ -614,10 +606,17 @@ def verdict(point, cohort, clients, x, weights, objective, answers, c, certifica
     )
 
 
+def levels(cohort):
+    """What clients count their losses from, as stored: their own optima, of counts."""
+    oracle = cohort.channel.train.oracle
+    level = getattr(getattr(oracle, "inner", oracle), "level", None)
+    return [mpf(0)] * len(cohort.names) if level is None else exact(level.tolist())
+
+
 def far(point, a, b):
     """The distance of two gradients in the metric of the ridge."""
     l2 = np.broadcast_to(ridges(point), point.features)
-    share = np.repeat(exact(l2), len(a) // point.features)
+    share = np.repeat(exact(l2 if l2.min() > 0 else l2 + 1), len(a) // point.features)
     return sqrt(fsum((s - t) ** 2 * min(share) / v for s, t, v in zip(a, b, share, strict=True)))
 
 
@@ -651,7 +650,8 @@ def gap(point, cohort, data, l2, X, w, objective, losses, mixed):
         return total - fdot(w, losses)
     if (unit := fsum(w)) == 0:
         return total
-    return total - unit * lowest(point.loss, data, [v / unit for v in w], l2, X, steps=8)[1]
+    below = lowest(point.loss, data, [v / unit for v in w], l2, X)[1]
+    return total - unit * below - fdot(w, levels(cohort))
 
 
 def judged(point: Point) -> Verdict | None:

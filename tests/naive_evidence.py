@@ -25,10 +25,9 @@ def loss_terms(loss, Z, y):
         value = np.logaddexp(0, z) - y * z
         first, second = sigma - y, sigma * (1 - sigma)
     else:
-        mu = np.logaddexp(0, z)
+        mu = np.exp(z)
         value = mu - y + np.where(y > 0, y * np.log(np.where(y > 0, y, 1) / mu), 0)
-        first = sigma * (1 - y / mu)
-        second = sigma * (1 - sigma) * (1 - y / mu) + y * sigma**2 / mu**2
+        first, second = mu - y, mu
     return value.sum(), first[:, None], second[:, None, None]
 
 

@@ -190,9 +190,9 @@ def test_what_a_round_sends():
     state = method.init(cohort)
     before = cohort.traffic.snapshot()
     method.round(cohort, state)
-    assert cohort.traffic.exchanges - before.exchanges == 2
-    assert cohort.traffic.bytes_up - before.bytes_up == 5 * 8 * (4 * 5 // 2 + (4 + 3))
-    assert cohort.traffic.bytes_down - before.bytes_down == 5 * 8 * 4
+    assert cohort.traffic.exchanges - before.exchanges == 4  # Hessians, x, a Hessian, a number
+    assert cohort.traffic.bytes_up - before.bytes_up == 5 * 8 * (10 + (4 + 3) + 10 + 1)
+    assert cohort.traffic.bytes_down - before.bytes_down == 5 * 8 * (4 + 10)
 
 
 @pytest.mark.parametrize(

@@ -63,13 +63,23 @@ def test_weights_that_are_refused(weights, words):
 
 def test_counts_are_predicted_by_their_mean():
     X, z, clients, _ = table(600)
-    y = np.random.default_rng(1).poisson(np.logaddexp(0, z))
+    z = z / np.abs(z).max()
+    y = np.random.default_rng(1).poisson(np.exp(z))
     model = sp.FairFederatedRegressor("average", loss="poisson").fit(X, y, clients=clients)
     assert model.predict(X).min() > 0
-    np.testing.assert_allclose(
-        model.predict(X), np.logaddexp(0, X @ model.coef_ + model.intercept_)
+    np.testing.assert_allclose(model.predict(X), np.exp(X @ model.coef_ + model.intercept_))
+    assert model.score(X, y) > 0.02
+    logs = np.random.default_rng(2).normal(1.0, 0.5, len(y))
+    exposed = np.random.default_rng(1).poisson(np.exp(z + logs))
+    more = sp.FairFederatedRegressor("average", loss="poisson").fit(
+        X, exposed, clients=clients, offset=logs
     )
-    assert model.score(X, y) > 0.2
+    np.testing.assert_allclose(more.coef_, model.coef_, atol=0.1)
+    np.testing.assert_allclose(more.predict(X, offset=logs), np.exp(logs) * more.predict(X))
+    with pytest.raises(InputError, match="offset needs a finite number"):
+        more.fit(X, exposed, clients=clients, offset=logs[:-1])
+    with pytest.raises(InputError, match="offset needs loss"):
+        sp.FairFederatedRegressor().fit(X, y, clients=clients, offset=logs)
     with pytest.raises(InputError, match="takes counts >= 0"):
         model.fit(X, y - 3, clients=clients)
     with pytest.raises(InputError, match="did you mean 'poisson'"):

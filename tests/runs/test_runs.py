@@ -129,10 +129,11 @@ def test_another_run_in_the_same_folder_is_refused_and_a_longer_one_is_not(tmp_p
 
 def test_a_tol_that_cannot_be_certified_is_refused_only_where_it_was_asked_for(tmp_path):
     file = patients(tmp_path / "p.csv")
-    models, _ = run(asked(file, model={"l2": 0.0}, training={"rounds": 3}), tmp_path / "run")
+    bare = {"model": {"l2": 0.0}, "algorithm": {"kind": "ScaffPD"}}
+    models, _ = run(asked(file, **bare, training={"rounds": 3}), tmp_path / "run")
     assert models[-1].result.rounds == 3
     with refuses("tol-without-certificate"):
-        run(asked(file, model={"l2": 0.0}, training={"tol": 1e-3}), tmp_path / "other")
+        run(asked(file, **bare, training={"tol": 1e-3}), tmp_path / "other")
 
 
 def test_a_path_has_its_knee_and_keeps_that_model(tmp_path):

@@ -29,6 +29,7 @@ from scaffpd.federation.questions import (
     Losses,
     ProximalSteps,
     Stored,
+    Widths,
 )
 from scaffpd.objectives.base import Objective
 
@@ -45,6 +46,7 @@ PROXIMAL = ProximalSteps.kind
 CURVATURE = Curvature.kind
 DIAGONAL = Diagonal.kind
 HESSIAN = Hessian.kind
+WIDTHS = Widths.kind
 OWN_WEIGHTS = OwnWeights.kind
 OWN_SUMS = OwnSums.kind
 STORED = Stored.kind

@@ -179,12 +179,13 @@ class Evidence:
         flat = Prior(np.zeros(features), np.full(features, np.inf), 1.0)
         x = self.zero()
         k = self.coupled
-        # from x = 0 one Newton step of the intercept finds the mean; of counts, whose curvature
-        # changes with it, a few do
+        # from x = 0 one Newton step of the intercept finds the mean; of counts, where one finds its
+        # logarithm, a few do where variances are not means
         for _ in range(8 if intercept and counts else 1):
             (total, _, n), gradient, Q = self.ask(flat, x, None)[1]
             if intercept and k == 1:
                 step = gradient[-1] / Q[-1, -1]
+                step = -torch.log1p(-step.clamp(max=0.999)) if counts else step
                 total -= float(gradient[-1] @ step) / 2
                 x[-1] -= step
         each = Q.view(features, k, features, k).diagonal(dim1=1, dim2=3)  # by output
@@ -195,6 +196,7 @@ class Evidence:
             centred = h - (each[:, -1].square() / each[-1, -1]).mT
             h = torch.where(centred > 1e-10 * h, centred, h)
         self.n = n
+        self.origin = x if counts else self.zero()  # where modes are looked for
         # a constant target has no unit of its own
         self.noise = total / (n * self.copies) if self.squared and total > 0 else 1.0
         curvature = h.mean(0).cpu().numpy() / (2 * self.noise if self.squared else 1.0)
@@ -292,7 +294,7 @@ class _Shared(Climb):
         self.tied = tied
         self.vanish = np.arange(len(tied)) < len(tied) // 2
         self.targets = problem.n * problem.copies
-        self.x = problem.zero()
+        self.x = problem.origin
         self.question: ModesAt | None = None
 
     def split(self, side: int, single: Families) -> _Shared:

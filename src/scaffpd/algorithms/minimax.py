@@ -36,13 +36,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Generic, NamedTuple, SupportsFloat, TypeVar
+from typing import ClassVar, Generic, NamedTuple, SupportsFloat, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from scaffpd.algorithms.base import ERRORS, GRADIENTS, Algorithm, RunState, check_finite
+from scaffpd.algorithms.concordant import Proof, proven
 from scaffpd.federation import Constants, Federation, Gradients, Vector
 from scaffpd.objectives.base import (
     EPSILON,
@@ -89,6 +90,7 @@ class MinimaxMethod(Algorithm[Proven], Generic[Proven]):
 
     questions = frozenset({GRADIENTS, ERRORS})
     proves = True
+    curved: ClassVar[bool] = False  # whether it knows Hessians, and proves without strong convexity
 
     objective: Objective
 
@@ -104,7 +106,7 @@ class MinimaxMethod(Algorithm[Proven], Generic[Proven]):
             return "the losses are not known to be convex."
         if not self.exact:
             return "losses and gradients come from minibatches (full_gradients=False)."
-        if not state.weights @ constants.strong_convexity > 0:
+        if not (self.curved or state.weights @ constants.strong_convexity > 0):
             return "no loss is strongly convex; give the model l2 > 0."
         return None
 
@@ -137,14 +139,44 @@ class MinimaxMethod(Algorithm[Proven], Generic[Proven]):
         return replace(state, certificate=proof.gap, floor=proof.floor)
 
     def _proof(
-        self, constants: Constants, losses: Vector, weights: Vector, at: Gradients, c: Tensor | None
+        self,
+        constants: Constants,
+        losses: Vector,
+        weights: Vector,
+        at: Gradients,
+        c: Tensor | None,
+        H: Tensor | None = None,
     ) -> Certificate:
         c = at.sum(weights) if c is None else c
         rounding = at.rounding()  # after the sum, whose own rounding is part of it
         short = shrinkage(constants, weights)
         errors = rounding[0], short.errors * rounding[1]
         size = length(c, short.factors)
-        return certify(self.objective, losses, weights, size, constants.strong_convexity, errors)
+        found = certify(self.objective, losses, weights, size, constants.strong_convexity, errors)
+        if H is None or found.gap <= 2 * found.floor < math.inf:
+            return found
+        mass = float(weights.sum()) if self.objective.simplex else 1.0
+        g = c.double().cpu().numpy() / mass
+        error = spread(constants) * inner(weights, rounding[1]) / mass
+        # clients whose models are not exact err by less than their losses do
+        inexact = math.sqrt(2 * inner(weights, rounding[0]) / mass)
+
+        def width(root: Tensor) -> float:
+            return at.width(root, weights / mass)
+
+        single = c.dtype != torch.float64
+        bound = proven(width, constants, H / mass, g, error, inexact, found.primal, single)
+        if not bound.most < math.inf:
+            return replace(found, flat=bound.flat)
+        return certify(self.objective, losses, weights, bound, constants.strong_convexity, errors)
+
+
+def spread(constants: Constants) -> Vector:
+    """Return what an error e with ‖e/s‖ ≤ 1 in the metric of the ridges can be, by coordinate."""
+    ridge = constants.ridge
+    if ridge is None or not ridge.min() > 0:
+        return np.ones(1)
+    return np.asarray(np.sqrt(ridge / ridge.min()))
 
 
 def asked_again(federation: Federation, state: Answered) -> Answered:
@@ -190,6 +222,9 @@ class Certificate:
     dual: float  # how much another λ ∈ Λ would raise the objective at this x
     primal: float  # how much another x could lower it at this λ
     floor: float  # possible contribution of rounding; no certificate can be smaller
+    flat: int = (
+        -1
+    )  # a coefficient on which the losses may not depend, so that Hessians prove nothing
 
 
 NOTHING = Certificate(np.inf, np.inf, np.inf, np.inf)
@@ -199,7 +234,7 @@ def certify(
     objective: Objective,
     losses: Vector,
     weights: Vector,
-    gradient: SupportsFloat,
+    gradient: SupportsFloat | Proof,
     strong_convexity: Vector,
     rounding: tuple[Vector, Vector],
 ) -> Certificate:
@@ -209,7 +244,8 @@ def certify(
         objective: (Λ, ψ).
         losses: L_i.
         weights: λ.
-        gradient: what `length` returns; a GPU is waited for only at the end.
+        gradient: what `length` returns; a GPU is waited for only at the end. Or a proof without
+            strong convexity.
         strong_convexity: μ_i.
         rounding: e_i and ε_i.
     """
@@ -217,7 +253,8 @@ def certify(
         return NOTHING  # a silo does not answer
     modulus = inner(weights, strong_convexity)
     error = inner(weights, rounding[1])
-    if not (np.all(np.abs(losses) < LARGEST / 4) and modulus > 0) or weights.min() < 0:
+    known = isinstance(gradient, Proof) or modulus > 0
+    if not (np.all(np.abs(losses) < LARGEST / 4) and known) or weights.min() < 0:
         return NOTHING
     # rounding may have left λ a little outside Λ, where ⟨L, λ⟩ − ψ(λ) may exceed the support
     outside = objective._stretch(weights)
@@ -225,17 +262,20 @@ def certify(
         return NOTHING
     dual, floor = _dual(objective, losses, weights, rounding[0])
     size = float(np.abs(losses).max() + rounding[0].max())
-    # Square quotients: a square alone may underflow.
-    mass = float(weights.sum()) if objective.simplex else 1.0
-    room = (2 * modulus * mass) ** 0.5
-    # `modulus`, `mass` and `error` are sums over clients, with one rounding per addition.
-    wide = 1 + EPSILON * (2 * roundings(len(losses)) + 16)
     # the bound as if nothing were rounded, and the one that holds: their difference is the floor
-    g = float(gradient)
-    primal = (g / room) ** 2
-    most = (g + error) / room * wide
-    arithmetic = 4 * EPSILON * (abs(dual) + most**2) + LEAST
-    floor += outside * size + max(most**2 - primal, 0.0) + arithmetic
+    if isinstance(gradient, Proof):
+        primal, most = gradient.value, gradient.most
+    else:
+        # Square quotients: a square alone may underflow.
+        mass = float(weights.sum()) if objective.simplex else 1.0
+        room = (2 * modulus * mass) ** 0.5
+        # `modulus`, `mass` and `error` are sums over clients, with one rounding per addition.
+        wide = 1 + EPSILON * (2 * roundings(len(losses)) + 16)
+        g = float(gradient)
+        primal = (g / room) ** 2
+        most = ((g + error) / room * wide) ** 2
+    arithmetic = 4 * EPSILON * (abs(dual) + most) + LEAST
+    floor += outside * size + max(most - primal, 0.0) + arithmetic
     gap = max(dual, 0.0) + primal + floor
     return Certificate(gap, dual, primal, floor) if np.isfinite(gap) else NOTHING
 

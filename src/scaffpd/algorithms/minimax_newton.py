@@ -46,6 +46,7 @@ from scaffpd.algorithms.base import (
     MATRICES,
     SLOPES,
     VECTORS,
+    WIDTHS,
     RunState,
 )
 from scaffpd.algorithms.minimax import (
@@ -99,6 +100,8 @@ class MinimaxNewtonState(AnsweredState):
     damping: float = 0.0  # δ
     promise: float = np.inf  # what the last model promised
     lowest: float = np.inf  # the lowest certificate of earlier points
+    # a coefficient on which losses may not depend; see `Certificate`
+    flat: int = field(default=-1, metadata={"transient": True})
     # H, (d, d), or all H_i, (N, d, d), where they have been asked for at x or are constant
     hessian: Tensor | None = field(default=None, repr=False, metadata={"transient": True})
 
@@ -112,7 +115,8 @@ class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
     """
 
     published = "Minimax Newton"
-    questions = frozenset({GRADIENTS, HESSIAN})
+    questions = frozenset({GRADIENTS, HESSIAN, WIDTHS})
+    curved = True
     needs = frozenset({CONVEX, EXACT, SLOPES, VECTORS, MATRICES})
 
     def init(
@@ -165,18 +169,25 @@ class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
         unit = promised / max(step.bend, LEAST)
         lowest = min(state.lowest, state.certificate)
         taken = False
+        bent: Tensor | None = None
         if np.all(np.abs(at.losses) < LARGEST / 4):
             gained = before - self.objective._support(at.losses - level)
             size = float(step.weights.sum() * np.abs(state.losses).max())
             slack = SLACK * torch.finfo(x.dtype).eps * size
             gradients = at.each().double()
             c = mixed(gradients, step.weights)
-            proof = self._proof(state.constants, at.losses, step.weights, at, c)
-            taken = gained >= TAKEN * promised - slack or proof.gap < 0.5 * lowest
+            near = gained >= TAKEN * promised - slack
+            if self._constant(state):
+                bent = torch.tensordot(torch.from_numpy(step.weights).to(H), H, 1)
+            elif near:  # which the next round needs as well, unless it takes single ones
+                bent = at.hessian(step.weights)
+            proof = self._proof(state.constants, at.losses, step.weights, at, c, bent)
+            taken = near or proof.gap < 0.5 * lowest
         state = replace(state, rounds=state.rounds + 1, accepted=bool(taken), promise=promised)
         if not taken:
             return replace(state, hessian=H, damping=max(4 * state.damping, unit))
         damping = state.damping
+        reused = H if self._constant(state) else None if self._single(state) else bent
         if gained >= GOOD * promised:
             damping = damping / 4 if damping > NOTHING * unit else 0.0
         return replace(
@@ -189,7 +200,8 @@ class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
             certificate=proof.gap,
             floor=proof.floor,
             lowest=lowest,
-            hessian=H if self._constant(state) else None,
+            hessian=reused,
+            flat=proof.flat,
             damping=damping,
         )
 
@@ -201,6 +213,25 @@ class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
 
     def _constant(self, state: MinimaxNewtonState) -> bool:
         return state.constants.quadratic and self._single(state)
+
+    def uncertified(self, state: MinimaxNewtonState) -> str | None:
+        """Say why nothing is proven, and of what the losses may not depend on."""
+        reason = super().uncertified(state)
+        if reason is not None or state.flat < 0 or np.isfinite(state.certificate):
+            return reason
+        return (
+            f"l2 is 0, and the losses with weight hardly depend on {self._named(state)}: "
+            "it separates labels, or says the same as the columns before it."
+        )
+
+    def _named(self, state: MinimaxNewtonState) -> str:
+        columns = getattr(getattr(state.at.federation, "channel", None), "train", None)
+        names = getattr(columns, "columns", None) or []
+        return (
+            f"column {names[state.flat]!r}"
+            if state.flat < len(names)
+            else f"coefficient {state.flat}"
+        )
 
     def _hessian(self, state: MinimaxNewtonState) -> Tensor:
         single = self._single(state)

@@ -32,8 +32,9 @@ convex,
     S < 1:  F* ≥ Σ λ_i L_i − (1 − θ)K − θ ψ(κ) − S ‖g‖²/(2μ)                  for λ + θ(κ − λ)
 
 with the least weights β of Λ, such as c p behind a floor c, B = Σ β_i, ω = (1 − B)/(S − B) and
-θ = (1 − S)/(Σ κ_i − S), and F(x) ≤ G(x, ν). All of it comes from sums, and meets F* in the
-end.
+θ = (1 − S)/(Σ κ_i − S), and F(x) ≤ G(x, ν). In the place of ‖g‖²/(2μ) may stand
+what A proves (`concordant.py`), of squared losses, and of others where clients are in this process.
+All of it comes from sums, and meets F* in the end.
 """
 
 from __future__ import annotations
@@ -46,10 +47,21 @@ import torch
 from torch import Tensor
 
 from scaffpd.algorithms.base import CONVEX, EXACT, OWN_SUMS, OWN_WEIGHTS
-from scaffpd.algorithms.minimax import SLACK, TAKEN, MinimaxMethod, MinimaxState, length, shrinkage
+from scaffpd.algorithms.concordant import proven
+from scaffpd.algorithms.minimax import (
+    SLACK,
+    TAKEN,
+    MinimaxMethod,
+    MinimaxState,
+    length,
+    shrinkage,
+    spread,
+)
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, Vector
+from scaffpd.federation.answers import width_of
 from scaffpd.federation.own_weights import LEAST, NUMBERS, OwnSums, OwnWeights
+from scaffpd.federation.questions import GradientsAt, Widths
 from scaffpd.objectives.base import EPSILON, OUT_OF_REACH, Objective, roundings
 
 GOOD = 0.5  # share of a promise from which on A is not stretched
@@ -142,6 +154,8 @@ class MinimaxSums(MinimaxMethod[MinimaxSumsState]):
 
     def uncertified(self, state: MinimaxSumsState) -> str | None:
         """Say why nothing is proven about the result, or return `None`."""
+        if _here(state) and state.constants.convex and not state.constants.noisy:
+            return None
         return super().uncertified(replace(state, weights=np.ones(len(state.weights))))
 
     def init(
@@ -176,7 +190,7 @@ class MinimaxSums(MinimaxMethod[MinimaxSumsState]):
             merit=np.inf if self._target else found.value,
             bent=np.zeros_like(found.hessian),
         )
-        return self._proven(state)
+        return self._proven(state, federation, GradientsAt(x))
 
     def round(self, federation: Federation, state: MinimaxSumsState) -> MinimaxSumsState:
         """Ask about the point that B promises most of, and judge it."""
@@ -214,7 +228,9 @@ class MinimaxSums(MinimaxMethod[MinimaxSumsState]):
                 lowest=lowest,
                 best=best,
                 jump=jump,
-            )
+            ),
+            federation,
+            question.at,
         )
         gained = state.merit - there.value
         slack = SLACK * EPSILON * (abs(there.value) + here.size)
@@ -285,7 +301,9 @@ class MinimaxSums(MinimaxMethod[MinimaxSumsState]):
             nu, mass, nu + value, gained, cost, error, size, gradient / unit, hessian / unit
         )
 
-    def _proven(self, state: MinimaxSumsState) -> MinimaxSumsState:
+    def _proven(
+        self, state: MinimaxSumsState, federation: Federation, at: GradientsAt
+    ) -> MinimaxSumsState:
         """Return the state with its certificate; there is none before ρ is the objective's own."""
         if self.uncertified(state) or (state.rho != self._target):
             return replace(state, certificate=np.inf, floor=np.inf)
@@ -298,8 +316,26 @@ class MinimaxSums(MinimaxMethod[MinimaxSumsState]):
         unit = found.mass if self.objective.simplex else 1.0
         g = float(length(torch.from_numpy(found.gradient), short.factors))
         error = short.errors * found.error / unit
-        primal = mass * g**2 / (2 * even[0])
-        most = mass * (g + error) ** 2 / (2 * even[0]) * (1 + 64 * EPSILON)
+        primal = most = np.inf
+        if even[0] > 0:
+            primal = mass * g**2 / (2 * even[0])
+            most = mass * (g + error) ** 2 / (2 * even[0]) * (1 + 64 * EPSILON)
+        if np.isinf(most) or primal > most / 2:
+
+            def width(root: Tensor) -> float:
+                # across organisations one more sum at a point is one more weighting of rows
+                if not federation.channel.here:
+                    return np.inf
+                return width_of(federation.ask(Widths(at, root, None)))
+
+            off = spread(state.constants) * found.error / unit
+            H = torch.from_numpy(found.hessian)
+            # of personal models, which this bounds no reach of, there is no inexactness either
+            bound = proven(width, state.constants, H, found.gradient, off, 0.0, primal / mass)
+            if mass * bound.most < most:
+                primal, most = mass * bound.value, mass * bound.most
+        if np.isinf(most):
+            return replace(state, certificate=np.inf, floor=np.inf)
         size = found.size + abs(found.level) * (1 + found.mass) + ends
         floor = EPSILON * (2 * roundings(n) + 64) * size / min(unit, 1.0) + (most - primal)
         gap = max(found.value - lower, 0.0) + primal + floor
@@ -324,6 +360,11 @@ class MinimaxSums(MinimaxMethod[MinimaxSumsState]):
         theta = (1 - S) / max(float(top.sum()) - S, EPSILON)
         cost = (1 - theta) * found.cost + theta * full
         return found.gained + found.level * S - cost, S, nothing + full
+
+
+def _here(state: MinimaxSumsState) -> bool:
+    """Return whether clients are in this process, which tells how curved their losses are."""
+    return not bool(np.isnan(state.constants.smoothness).any())
 
 
 def _possible(found: bool) -> None:

@@ -201,7 +201,7 @@ def _setup(terms: FederationTerms, agreement: Agreement, found: Record) -> Setup
         return made
     base = base_of(model)
     assert isinstance(base, Linear)
-    changes: Json = {"l2": base.l2}
+    changes: Json = {"l2": base.l2} | ({"dispersion": base.dispersion} if base.dispersion else {})
     if isinstance(model, Personal):
         changes["strength"] = model.strength
     lists = {name: finite(own) for name, own in changes.items() if isinstance(own, list)}

@@ -98,6 +98,13 @@ def column_by_column(file: SiloFile, wanted: Wanted) -> Found:
     opened = open_table(source.file)
     subjects = None if source.subject is None else names_in(opened, source.subject, source.missing)
     needed = dict(zip(goals, ("target",) if task is None else task.roles, strict=False))
+    exposed = task is not None and task.exposed
+    if source.offset is not None:
+        if not (exposed or task is None):
+            raise InputError(
+                "offset-without-counts", f"{owner} has data.offset, which only counts have."
+            )
+        needed[source.offset] = "offset"
     whole, _ = read_columns(opened, goals, (), needed, source.decimal, source.missing)
     own = (*needed, source.subject)
     names = wanted.columns or [name for name in opened.names if name not in own]
@@ -112,10 +119,12 @@ def column_by_column(file: SiloFile, wanted: Wanted) -> Found:
     goal, *more = found[: len(needed)]
     features = _without_dates(file, found[len(needed) :])
     extra: tuple[Matrix, ...] = ()
-    if more:
-        goal, extra = survived(goal, more[0], more[1] if more[1:] else None, [])
+    if exposed:
+        extra = (np.exp(more[0].values) if more else np.ones(len(goal.values)),)
+    elif len(goals) > 1:
+        goal, extra = survived(goal, more[0], more[1] if goals[2:] else None, [])
         extra = (*extra, np.zeros(len(goal.values)))[:2]  # on its own clock, from zero on
-    there = rows_with(opened, goals, source.missing)
+    there = rows_with(opened, [*needed], source.missing)
     return Found(features, target(owner, goal, task), whole[0], there, subjects, extra)
 
 

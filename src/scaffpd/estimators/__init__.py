@@ -18,7 +18,7 @@ if find_spec("sklearn") is None:
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.multiclass import check_classification_targets
 
-from scaffpd.estimators.base import FairFederated
+from scaffpd.estimators.base import FairFederated, exposures
 from scaffpd.estimators.rows import Array, Client, Data, Grouping, Labels
 from scaffpd.estimators.survival import FairFederatedSurvival
 from scaffpd.models.losses import loss_named
@@ -46,7 +46,7 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
             `ChiSquare(rho=0.1)`, with personal models the mean over all rows. Its `prior` is in
             the order of `clients_`, which are sorted.
         l2: the ridge on all coefficients but the intercept, for columns as they are trained on;
-            "auto" sets it by the evidence of the rows. `tol` needs l2 > 0.
+            "auto" sets it by the evidence of the rows.
         personal: give every client a model of its own near a shared one, as near as the evidence of
             the rows says, or a number κ (see `Personal`); `predict(X, clients=...)` uses them, and
             the shared one for other clients.
@@ -172,8 +172,9 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
         standardise: scale every column and the target to mean zero and deviation one, by sums over
             clients (without an intercept, to deviation one only); losses, `tol` and the objective's
             parameters are then in units of the target's variance, else in its units squared.
-        loss: "squared", or "poisson" for counts: their likelihood, with the mean log(1 + e^z) of a
-            linear z. Columns are standardised, counts are not.
+        loss: "squared", or "poisson" for counts: half their deviance, with the mean e^z of a linear
+            z, times the exposure where `fit` has an offset. Columns are standardised, counts are
+            not.
 
     Attributes:
         coef_: (features,), in the units of X and y.
@@ -184,16 +185,34 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
 
     loss: str = "squared"
 
-    def fit(self, X: Data, y: Data, clients: Data = None, sample_weight: Data = None) -> Self:
-        """Train on rows X with targets y; `clients` and `sample_weight` as for classifiers."""
+    def fit(
+        self,
+        X: Data,
+        y: Data,
+        clients: Data = None,
+        sample_weight: Data = None,
+        offset: Data = None,
+    ) -> Self:
+        """Train on rows X with targets y; `clients` and `sample_weight` as for classifiers.
+
+        `offset` has the logarithms of what counts were exposed to: the means of rows are e^z times
+        these exposures.
+        """
         if self.loss not in REGRESSIONS:
             raise unknown("loss", self.loss, REGRESSIONS)
-        X, y, group, shares = self._rows(X, y, clients, sample_weight, y_numeric=True)
+        task = solving(self.loss, False)
+        if offset is not None and not task.exposed:
+            raise InputError("offset-without-counts", 'offset needs loss="poisson".')
+        X, y, group, shares = self._rows(X, y, clients, sample_weight, offset, y_numeric=True)
         y = np.asarray(y, dtype=np.float64)
-        weights, intercept = self._train(X, y, group, solving(self.loss, False), 0, shares)
+        weights, intercept = self._train(X, y, group, task, 0, shares)
         self.coef_ = np.ascontiguousarray(weights[:, 0])
         self.intercept_ = float(intercept[0])
-        self.client_scores_ = self._scores(y, self._mean(self._outputs(X, group)), group, shares)
+        found = self._mean(self._outputs(X, group))
+        if offset is not None:
+            y, E = y.T
+            found = found * E
+        self.client_scores_ = self._scores(y, found, group, shares)
         return self._finish()
 
     def _mean(self, z: Array) -> Array:
@@ -208,9 +227,12 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
         tags.regressor_tags.poor_score = self.epsilon is not None
         return tags
 
-    def predict(self, X: Data, clients: Data = None) -> Array:
-        """Return the expected target of every row; `clients` says whose models to use."""
-        return self._mean(self._linear(X, clients))
+    def predict(self, X: Data, clients: Data = None, offset: Data = None) -> Array:
+        """Return the expected target of every row, of an exposure of one without an offset;
+        `clients` says whose models to use.
+        """
+        means = self._mean(self._linear(X, clients))
+        return means if offset is None else means * exposures(offset, len(means))
 
     def score(
         self, X: Data, y: ArrayLike, sample_weight: Data = None, clients: Data = None

@@ -131,12 +131,23 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         return tags
 
     def _rows(
-        self, X: Data, y: Data, clients: Data, sample_weight: Data, **checks: bool
+        self,
+        X: Data,
+        y: Data,
+        clients: Data,
+        sample_weight: Data,
+        offset: Data = None,
+        **checks: bool,
     ) -> tuple[Array, Labels, Grouping, Array | None]:
+        """Check what `fit` is given; return dense rows, targets, owners and weights of rows. With
+        an offset, targets have their exposures beside them.
+        """
         check_columns(X)
         X, y = validate_data(self, X, y, dtype=np.float64, accept_sparse="csr", **checks)
         dense = X.toarray() if hasattr(X, "toarray") else X
         group = owners(type(self).__name__, clients, len(dense))
+        if offset is not None:
+            y = np.column_stack([y, exposures(offset, len(dense))])
         weights = row_weights(sample_weight, dense, group)
         if weights is None:
             return dense, y, group, None
@@ -163,11 +174,12 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         targets, outputs = self._targets(group.split(y), shares, task)
         intercept = bool(self.fit_intercept)
         weighted = shares is not None
+        exposed = task.exposed and y.ndim == 2
         counts = self._counting() if self.curves and self.epsilon is not None else None
         self.curves_ = None
         if self.curves:
             known = getattr(self, "feature_names_in_", None)
-            beside = task.linear(AUTO, classes, intercept, weighted=weighted)
+            beside = task.linear(AUTO, classes, intercept, weighted=weighted, exposed=exposed)
             pairs = dict(zip(group.names, zip(parts, targets, strict=True), strict=True))
             counting = plainly if counts is None else counts
             self.curves_ = Curves(self.pairs).fit(pairs, known, beside, counting)
@@ -175,7 +187,9 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         inputs = self._inputs(parts, shares)
         groups = None if self.curves_ is None else self.curves_.groups
         ridge = self._ridge(parts[0].shape[1])
-        model = task.linear(ridge, classes, intercept, weighted=weighted, groups=groups)
+        model = task.linear(
+            ridge, classes, intercept, weighted=weighted, groups=groups, exposed=exposed
+        )
         scaled = [(inputs(part), target) for part, target in zip(parts, targets, strict=True)]
         sites, encoding = SitesHere.of_arrays(group.names, scaled, [], task)
         asked = self._modelled(model, algorithm, rounds, counts)
@@ -375,6 +389,17 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         if self.curves_ is None:
             return X
         return self.curves_.encode(X.toarray() if hasattr(X, "toarray") else X)
+
+
+def exposures(offset: Data, rows: int) -> Array:
+    """Return e^offset of every row."""
+    logs = np.asarray(offset, dtype=np.float64)
+    if logs.shape != (rows,) or not np.isfinite(logs).all():
+        raise InputError(
+            "offset-not-numbers", f"offset needs a finite number for each of {rows} rows."
+        )
+    found: Array = np.exp(logs)
+    return found
 
 
 def _seed(random_state: int | np.random.RandomState | None) -> int:

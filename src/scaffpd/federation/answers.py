@@ -18,6 +18,7 @@ from torch import Tensor
 from scaffpd.errors import InputError
 from scaffpd.federation.plans import Clients, Restriction, Vector
 from scaffpd.federation.questions import (
+    POWER,
     Curvature,
     Diagonal,
     GradientsAt,
@@ -27,6 +28,7 @@ from scaffpd.federation.questions import (
     Question,
     Reply,
     Vectors,
+    Widths,
 )
 
 Asked = TypeVar("Asked", bound=Question)
@@ -258,8 +260,20 @@ class Gradients(Answers[GradientsAt]):
         """Return every client's ∇²f_i(x), (n, d, d), in float64: for servers that may see them."""
         return self._ask(Hessian(self.question)).each("hessian")
 
+    def width(self, root: Tensor, weights: Vector | None) -> float:
+        """Return `width_of` the clients, for RRᵀ ≤ ∇²Φ(x)."""
+        w = None if weights is None else torch.from_numpy(weights)
+        return width_of(self._ask(Widths(self.question, root, w)))
+
     def _ask(self, question: Asked) -> Answers[Asked]:
         return self.federation.ask(question, self.chosen)
+
+
+def width_of(seen: Answers[Widths]) -> float:
+    """Bound ρ of all clients from above: from one number in a sum."""
+    ones = np.zeros(len(seen.asked.names))
+    ones[seen.asked.index] = 1.0
+    return math.pow(float(seen.added("power", ones)), 1 / POWER)
 
 
 class Updates(Answers[LocalSteps | ProximalSteps]):

@@ -82,6 +82,26 @@ class ModeSpread(Question):
 
 
 @dataclass(frozen=True, eq=False)
+class Dispersions(Question):
+    """How likely counts are at the u_i for dispersions α, whose variances are μ + αμ²."""
+
+    kind = "dispersions"
+    shows = (summed("likelihood", "how likely your counts are for each of some dispersions"),)
+
+    at: ModesAt
+    grid: Tensor
+
+    def shapes(self, d: int) -> Shapes:
+        return {"likelihood": self.grid.shape}
+
+    def down(self, d: int) -> int:
+        return len(self.grid)
+
+    def answer(self, clients: ClientSide) -> Reply:
+        return Reply({}, {"likelihood": clients.modes(self.at).dispersed(self.grid)})
+
+
+@dataclass(frozen=True, eq=False)
 class OwnCoefficients(ModeSpread):
     r"""L u_i after the step, and the variances of its parts, which stay at the client.
 

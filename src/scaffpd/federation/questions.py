@@ -91,6 +91,8 @@ class EvaluatedPoint(Protocol):
     def diagonal(self, weights: Tensor) -> Tensor: ...
     # every client's diag H_i, (N, d); raise `InputError` if it is not available
     def diagonals(self) -> Tensor: ...
+    # ρ_i of `Widths`, (N,); infinite if unknown
+    def widths(self, root: Tensor, weights: Tensor | None) -> Tensor: ...
     # Bound the rounding errors of L_i and of c_i (its norm); infinite if unknown
     def rounding(self) -> tuple[Tensor, Tensor]: ...
 
@@ -108,6 +110,7 @@ class OwnModes(Protocol):
     def modes(self) -> dict[str, Vectors]: ...  # minima, gradients and Hessians as functions of x
     # squared distances to x and their degrees of freedom
     def spread(self, C: Tensor, step: Tensor) -> Vectors: ...
+    def dispersed(self, grid: Tensor) -> Vectors: ...  # log likelihoods of counts
     # L u_i, and the variances of its parts
     def own(self, C: Tensor, step: Tensor, L: Tensor) -> Vectors: ...
     # products of slopes and Hessians
@@ -135,6 +138,8 @@ class ClientSide(Protocol):
 
 Shapes = dict[str, tuple[int, ...]]  # of parts of an answer
 SPLITS = ("train", "test")
+POWER = 8  # of widths, in their sum
+REACH = 1e6  # the largest of them: what is farther proves nothing
 UNBOUNDED = 1e12  # of an error that nobody knows: nothing is proven then
 LOSS = "your loss at every point that the method visits"
 
@@ -348,6 +353,41 @@ class Hessian(Question):
         x = self.at.x
         each = lambda: point.curvatures(torch.eye(len(x)).to(x)).double()
         return Reply({}, {"hessian": Vectors(point.hessian, each, None, (len(x),) * 2, None, True)})
+
+
+@dataclass(frozen=True, eq=False)
+class Widths(Question):
+    """How far rows reach where there is little curvature: ρ_i = R max ‖v‖ in the norm of (RRᵀ)⁻¹
+    (`algorithms/concordant.py`), as a power whose sum is no more than N times the largest.
+    """
+
+    kind = "widths"
+    shows = (summed("power", "how far rows reach where there is little curvature, at most"),)
+
+    at: GradientsAt
+    root: Tensor  # R, lower triangular
+    weights: Tensor | None  # λ_i, without which only one model for all has an answer
+
+    def shapes(self, d: int) -> Shapes:
+        return {"power": (1,)}
+
+    def down(self, d: int) -> int:
+        return d * (d + 1) // 2
+
+    def answer(self, clients: ClientSide) -> Reply:
+        found = clients.point(self.at).widths(self.root, self.weights).double().cpu()
+        powers = found.nan_to_num(REACH, REACH).clamp(max=REACH)[:, None] ** POWER
+        return Reply(
+            {},
+            {
+                "power": Vectors(
+                    lambda w: w.cpu().double() @ powers,
+                    lambda: powers,
+                    shape=(1,),
+                    double_weights=True,
+                )
+            },
+        )
 
 
 @dataclass(frozen=True, eq=False)

@@ -199,6 +199,15 @@ class CoxPoint(StackedDisplacements):
         curvature = torch.tensordot(weights, self.curvatures(V), 1)
         return Restriction(self.vectors @ V, curvature, self.vectors.square() @ (1 / metric))
 
+    def widths(self, root: Tensor, weights: Tensor | None) -> Tensor:
+        """Return twice the longest ‖root⁻¹a_j‖ of every client, whose rows are centred: more than
+        any ‖root⁻¹(a_j − a_k)‖ of a risk set.
+        """
+        rows = self.oracle.rows
+        far = torch.linalg.solve_triangular(root, rows.A.mT, upper=False).norm(dim=0)
+        seen = rows.layout.segment_max(2 * SAFE * far)
+        return seen if weights is None else torch.where(weights.to(seen) > 0, seen, 0.0)
+
     def hessian(self, weights: Tensor) -> Tensor:
         H: Tensor = torch.tensordot(weights, self.hessians.to(weights), 1)
         H.diagonal().add_(weights.sum() * self.ridge.times(torch.ones_like(H[0])))
@@ -323,6 +332,9 @@ class OwnCoxPoint(CoxPoint):
         pulled = self.found.S[..., None] * near.H
         Q = near.H - pulled.mT @ near.change
         return (Q + Q.mT) / 2
+
+    def widths(self, root: Tensor, weights: Tensor | None) -> Tensor:
+        return torch.full_like(self.losses, torch.inf)
 
     def curvatures(self, V: Tensor) -> Tensor:
         return V.mT @ self.hessians @ V + self.ridge.gram(V)

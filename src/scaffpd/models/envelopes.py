@@ -148,14 +148,15 @@ class PersonalOracle(Envelopes):
         few = self.inner.compressed if isinstance(self.inner, QuadraticOracle) else None
         rows = self.inner.rows if few is None else few.rows
         bound = (rows, self.inner.loss, self.anchor, self.ridge)
-        return NewtonPoint(*bound, x, self.outputs, start, few)
+        return NewtonPoint(*bound, x, self.outputs, start, few, level=self.inner.level)
 
     def _batch(self, x: Tensor, uniform: Tensor, start: Tensor | None = None) -> NewtonPoint:
         if isinstance(self.inner, CoxOracle):
             refuse_samples()
         rows = self.inner.rows.take(self.inner.rows.layout.minibatch(uniform))
         bound = (rows, self.inner.loss, self.anchor, self.ridge)
-        return NewtonPoint(*bound, x, self.outputs, start, minibatch=True)
+        level = self.inner.level
+        return NewtonPoint(*bound, x, self.outputs, start, minibatch=True, level=level)
 
     def local_updates(
         self, x: Tensor, at: Held, correction: Tensor | None, plan: LocalPlan

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from scaffpd.federation import Constants, LocalPlan, Vector, same_point
 from scaffpd.federation.questions import Displacements, EvaluatedPoint
+from scaffpd.models.corrections import CorrectionProblem
 from scaffpd.models.draws import Draws, streams
 from scaffpd.models.execution import parallel_map
 from scaffpd.models.local_steps import (
@@ -32,9 +33,13 @@ from scaffpd.models.point import LinearPoint, Ridge
 from scaffpd.models.rows import RowsOracle
 from scaffpd.models.samples import PaddedBlock, StackedSamples
 
+LEVEL = 1e-6  # ridge that a client's own optimum has at least
+
 
 class LinearOracle(RowsOracle):
     """N clients with a linear model: batched matrix products, never a loop over clients."""
+
+    held = False  # whether these are held-out rows, whose losses are counted from zero
 
     def __init__(
         self, rows: StackedSamples, loss: Loss, ridge: Ridge, outputs: int, names: list[str]
@@ -50,7 +55,10 @@ class LinearOracle(RowsOracle):
         return streams(self.names, self.rows.share.device)
 
     def constants(self) -> Constants:
-        """Return L_i = curvature · λ_max(A_iᵀA_i)/m_i + max l2 and μ_i = min l2."""
+        """Return L_i = curvature · λ_max(A_iᵀA_i)/m_i + max l2 and μ_i = min l2.
+
+        Of losses that are not smooth L_i are estimates.
+        """
         return self._constants(torch.zeros_like(self.smoothness, dtype=torch.float64))
 
     def _constants(self, bottom: Tensor) -> Constants:
@@ -64,12 +72,42 @@ class LinearOracle(RowsOracle):
 
     def only(self, clients: list[int]) -> LinearOracle:
         names = [self.names[i] for i in clients]
-        return type(self)(self.rows.only(clients), self.loss, self.ridge, self.outputs, names)
+        chosen = type(self)(self.rows.only(clients), self.loss, self.ridge, self.outputs, names)
+        chosen.held = self.held
+        if self.level is not None:
+            vars(chosen)["level"] = self.level[clients]
+        return chosen
 
     def using(self, ridge: Ridge) -> Self:
         other = super().using(ridge)
         other._expected = {}
+        vars(other).pop("level", None)
         return other
+
+    @cached_property
+    def level(self) -> Tensor | None:
+        """What f_i counts from, with a minus sign: of counts every client's own optimum.
+
+        Deviances grow with exposures and are never zero, so that clients cannot be compared by
+        them. It is min_u f_i(u), or about that where a ridge of `LEVEL` is needed to find it.
+        """
+        if self.loss.smooth or self.held:
+            return None
+        k = self.rows.A.shape[1]
+        l2 = self.ridge.times(self.rows.A.new_ones(k).double())
+        root = l2.clamp_min(LEVEL).rsqrt()
+        found = l2.new_empty(len(self.rows.layout))
+
+        def work(block: PaddedBlock) -> None:
+            A, y = self.rows.of(block)
+            z = l2.new_zeros(*y.shape[:2], 1)
+            near = CorrectionProblem(self.loss, A * root, y.double(), z, block.weight.double())
+            w, _, value, _ = near.solve(z.new_zeros(len(y), k, 1))
+            more = (w[..., 0].square() * (l2 < LEVEL)).sum(1)
+            found[block.clients] = more - value
+
+        parallel_map(work, self.rows.blocks, found.device)
+        return found
 
     @property
     def smoothness(self) -> Tensor:
@@ -102,7 +140,8 @@ class LinearOracle(RowsOracle):
             return self.samples(x, fine=True)
         uniform = Draws(key, self._streams).uniform(batch_size)
         rows = self.rows.take(self.rows.layout.minibatch(uniform))
-        return LinearPoint(rows, self.loss, self.ridge, x, self.outputs)
+        bound = (rows, self.loss, self.ridge, x, self.outputs)
+        return LinearPoint(*bound, constant=self.level)
 
     def losses(
         self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)
@@ -114,7 +153,8 @@ class LinearOracle(RowsOracle):
         """Evaluate every sample of every client at x; `fine` for certificates."""
         fine = fine or x.dtype == torch.float64
         rows = self.rows
-        return LinearPoint(rows, self.loss, self.ridge, x, self.outputs, rows if fine else None)
+        bound = (rows, self.loss, self.ridge, x, self.outputs)
+        return LinearPoint(*bound, rows if fine else None, self.level)
 
     def local_updates(
         self,
@@ -139,7 +179,7 @@ class LinearOracle(RowsOracle):
             rest = self._own(moved) if isinstance(moved, Tensor) else None
             c = self._own(moved + self.ridge.times(x))
         rates = self.rates(plan)
-        if plan.batch_size is None and plan.steps == 1:
+        if plan.batch_size is None and plan.steps == 1 and self.loss.smooth:
             return SpanDisplacements(self.rows, c, rates.flatten(), None)
         seeds = Draws(plan.key, self._streams).seeds
         l2 = self.ridge.shaped(self._own(x)).mT

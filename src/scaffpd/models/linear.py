@@ -16,7 +16,7 @@ from scaffpd.federation import Vector
 from scaffpd.models.arrays import Array, check_range
 from scaffpd.models.cox import COX, HAZARD, TIMES, CoxOracle, survival_targets
 from scaffpd.models.glm import LinearOracle
-from scaffpd.models.losses import BUILT_IN, Loss, Squared, check_loss, loss_named
+from scaffpd.models.losses import BUILT_IN, Loss, Poisson, Squared, check_loss, loss_named
 from scaffpd.models.oracle import ClientData, Oracle
 from scaffpd.models.periods import at_risk, person_periods
 from scaffpd.models.point import Ridge
@@ -44,9 +44,11 @@ class Linear:
 
     Args:
         loss: "squared" (one or several target columns), "logistic" (labels 0/1), "softmax" (labels
-            0, 1, …), "poisson" (counts, with mean log(1 + e^z)), or of times to an event, with the
-            columns time and event, and entry and weight if there are such: "cox", or "hazard", a
-            logistic hazard in each of the `periods`, which is a sum over rows.
+            0, 1, …), "poisson" (counts, with mean e^z: f_i is half the mean
+            deviance above the client's own optimum), or of times
+            to an event, with the columns time and event, and entry and weight if there are such:
+            "cox", or "hazard", a logistic hazard in each of the `periods`, which is a sum over
+            rows.
         l2: the regulariser (l2/2)‖x‖² on *all* of x, the intercept included; the certificate rests
             on it. Or ½ Σ_k l2_k x_k²: one number for each feature, and a last one for the
             intercept, or one for each level of `periods`; the same for all outputs. "auto": by
@@ -58,7 +60,9 @@ class Linear:
         weighted: the last column of y is the weight of a row among its client's rows: f_i is a
             weighted mean.
         exposed: the last column of y, or the one before the weights, is the exposure E of a count
-            (hours, persons; e^offset): its mean is E log(1 + e^z). "poisson" only.
+            (hours, persons; e^offset): its mean is E e^z. "poisson" only.
+        dispersion: α of counts with the variance μ + αμ², the negative binomial's of size 1/α; 0 is
+            Poisson's μ. "auto": by likelihood, when a cohort is made. "poisson" only.
         groups: the group of each feature, by name: features of one group share the strengths that
             the evidence sets. Without groups every feature is one; so is the intercept.
         ties: of events at the same time: "efron" or "breslow". "cox" only.
@@ -77,6 +81,7 @@ class Linear:
     ties: str = EFRON
     entry: bool = False
     periods: Sequence[float] = ()
+    dispersion: float | str = 0.0
 
     def __post_init__(self) -> None:
         if not self.timed:
@@ -114,9 +119,16 @@ class Linear:
                 "intercept-not-boolean",
                 f"Linear needs True or False for intercept, got {self.intercept!r}.",
             )
-        if self.exposed and self.loss != "poisson":
+        if (self.exposed or self.dispersion) and self.loss != "poisson":
             raise InputError(
-                "exposure-without-counts", "Linear takes exposures only with loss='poisson'."
+                "exposure-without-counts",
+                "Linear takes exposures, and a dispersion, only with loss='poisson'.",
+            )
+        object.__setattr__(self, "dispersion", numbers("Linear", "dispersion", self.dispersion))
+        if not all(0 <= alpha < float("inf") for alpha in each_of(self.dispersion)):
+            raise InputError(
+                "dispersion-out-of-range",
+                f"Linear needs a finite dispersion >= 0, got {self.dispersion!r}.",
             )
         if self.classes is None:
             return
@@ -149,9 +161,9 @@ class Linear:
         return self.loss != COX
 
     @property
-    def uneven(self) -> bool:
-        """Whether the slope of a row's loss grows with its target, as for counts."""
-        return not self.timed and loss_named(self.loss).uneven
+    def smooth(self) -> bool:
+        """Whether the curvature of a row's loss has a bound, unlike that of counts."""
+        return self.timed or loss_named(self.loss).smooth
 
     @property
     def beyond(self) -> tuple[str, ...]:
@@ -222,7 +234,9 @@ class Linear:
         # A subclass of Squared may be any function: only this one has a closed form.
         kind = QuadraticOracle if type(loss) is Squared else LinearOracle
         ridge = self.ridge(A.shape[1], targets.outputs, device)
-        return kind(rows, loss, ridge, targets.outputs, names)
+        oracle = kind(rows, loss, ridge, targets.outputs, names)
+        oracle.held = like is not None
+        return oracle
 
     def _check_groups(self, width: int) -> None:
         if self.groups is not None and len(self.groups) != width:
@@ -253,6 +267,10 @@ class Linear:
 
     def _loss(self) -> Loss:
         inner = loss_named(self.loss)
+        if isinstance(inner, Poisson):
+            # until it is settled, one is a guess as good as any
+            alpha = 1.0 if isinstance(self.dispersion, str) else self.dispersion
+            inner = type(inner)(alpha, self.exposed)
         if not (self.weighted or self.exposed):
             return inner
         return Weighted(inner, self.weighted, self.exposed)
@@ -321,9 +339,10 @@ class Linear:
 
     def row_losses(self, z: NDArray[np.float64], y: Array) -> tuple[Vector, Vector | None]:
         """Return the loss of every row with outputs z, and whether its label is right; `None` for
-        numbers.
+        numbers. Of counts with exposures y are rates, beside these.
         """
-        loss = loss_named(self.loss)
+        loss = self._loss()
+        loss = loss.inner if isinstance(loss, Weighted) else loss
         outputs = torch.from_numpy(np.ascontiguousarray(z))
         target = torch.from_numpy(np.asarray(loss.encode([y], ["rows"], self.classes).arrays[0]))
         hit = loss.correct(outputs, target)

@@ -22,6 +22,12 @@ That is m² multiplications per output in place of 2·b·features, minibatches a
 Features: d itself, held output by output, D (n, k, features), because BLAS is fastest (by up to six
 times, for matrices this small) at products of row-major matrices from the left.
 
+Counts: ℓ'' = e^z has no bound. Within log 2 of every z it at most doubles, so that a step of
+
+    min(η, log 2/max_j |⟨a_j, G⟩|, 1/(2 max_j ‖a_j‖² ℓ''_j + l2 + μ))
+
+along G, at the client's own point, goes down (`careful_step`).
+
 Work is split into pieces: a few clients whose samples fit into a core's cache. They take all J
 steps before the next piece starts, so that the samples are read from memory once and not J times.
 Minibatches are drawn on the device, for as many steps at a time as need little memory.
@@ -29,6 +35,7 @@ Minibatches are drawn on the device, for as many steps at a time as need little 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
@@ -80,7 +87,7 @@ def cheapest_path(
     if type(loss) is Squared and plan.batch_size is None:
         return Path.CLOSED
     sizes = rows.layout.lengths
-    if max(sizes) ** 2 > LARGEST or not even:
+    if max(sizes) ** 2 > LARGEST or not (even and loss.smooth):
         return Path.FEATURES
     collected = plan.batch_size is not None
     features = rows.A.shape[1]
@@ -372,6 +379,12 @@ class FeatureSteps:
         assert problem.r is not None
         z, r = (block.of(values).mT.contiguous() for values in (problem.z, problem.r))
         y = self.loss.dense(y, z.shape[1], A.dtype).mT
+        if not self.loss.smooth:
+            D = torch.zeros_like(push)
+            for _ in range(problem.plan.steps):
+                who = block.clients
+                D = careful_step(problem, who, A, y.mT, z.mT, r.mT, block.weight[..., None], D)
+            return D
         weight = (problem.rates[block.clients, 0] * block.weight)[:, None]
         products = Products(A, z.shape[1])
         D = push.clone()  # the first step: nothing has changed at d = 0
@@ -394,9 +407,50 @@ class FeatureSteps:
             shape = (last - first, len(who), b)
             y = self.loss.dense(rows.y[numbers].view(*shape, -1), k, push.dtype).mT
             z = problem.z[numbers].view(*shape, k).mT.contiguous()
+            if not self.loss.smooth:
+                for own, t, at in zip(numbers, y, z, strict=True):
+                    A = rows.A[own].view(len(who), b, -1)
+                    share = drawn.weight[..., None]
+                    D = careful_step(problem, who, A, t.mT, at.mT, None, share, D)
+                continue
             weight = (problem.rates[who, 0] * drawn.weight)[:, None]
             D = self._loop(D, numbers, y, z, weight, push, keep)
         return D
+
+
+def careful_step(
+    problem: LocalProblem,
+    who: Tensor,
+    A: Tensor,
+    y: Tensor,
+    z: Tensor,
+    r: Tensor | None,
+    share: Tensor,
+    D: Tensor,
+) -> Tensor:
+    """Return the displacements after a step that is as short as the clients' curvature asks for.
+
+    Args:
+        problem: where the steps started.
+        who: the clients.
+        A: their samples.
+        y: their targets.
+        z: their predictions at x.
+        r: derivatives there; `None` for minibatches.
+        share: of the samples in a client's mean, 0 for padding, (n, m, 1).
+        D: displacements before, (n, 1, features).
+    """
+    c = problem.c if problem.c.ndim == 2 else problem.c[who]
+    hold = problem.l2 + problem.plan.prox
+    there = z - A @ D.mT
+    change = problem.loss.residual(there, y)
+    change = share * (change if r is None else change - r)
+    G = c.mT - hold * D + change.mT @ A
+    moved = (A @ G.mT).abs()
+    bend = problem.loss.bends(there, y) * A.square().sum(2, keepdim=True)
+    far, steep = (torch.where(share > 0, t, 0).amax(1, keepdim=True) for t in (moved, bend))
+    safe = torch.minimum(math.log(2) / far, 1 / (2 * steep + hold.max()))
+    return D + torch.minimum(problem.rates[who], safe) * G
 
 
 def _minibatch_loop(

@@ -22,8 +22,9 @@ from scaffpd.models.arrays import Array
 
 # Outputs along which torch does not vectorise the exponentials of a softmax.
 SHORT = 32
-# Below this, e^{2z} is negligible beside e^z.
-LEFT = -30.0
+# The largest z whose e^z is a number.
+HIGHEST = 700.0
+TINY = 1e-30  # of a mean whose quotients are still numbers, in single precision as well
 # Points at which a custom loss is tried, and the error that is allowed there.
 TRIED = 256
 SLACK = 1e-9
@@ -48,14 +49,16 @@ class Targets(NamedTuple):
 class Loss(ABC):
     """ℓ(z, y) with its derivatives.
 
-    `curvature` bounds the largest eigenvalue of ∂²ℓ/∂z². If that depends on y, the bound is
-    curvature + `per_target`·y, for y >= 0. `quadratic` means that ∂²ℓ/∂z² is the same everywhere,
-    `not_negative` that ℓ never falls below zero, as methods need it that leave losses at silos.
+    `curvature` bounds the largest eigenvalue of ∂²ℓ/∂z²; it is infinite where nothing does.
+    `concordance` is R with |D³ℓ[t,t,v]| <= R max_{k,l} |v_k − v_l| D²ℓ[t,t], of one output R|v|,
+    for certificates that need no curvature everywhere (infinite if unknown). `quadratic` means that
+    ∂²ℓ/∂z² is the same everywhere, `not_negative` that ℓ never falls below zero, as methods need it
+    that leave losses at silos.
     """
 
     name: str
     curvature: float
-    per_target: float = 0.0
+    concordance: float = math.inf
     quadratic: bool = False
     called: str = ""  # the model that has it, in words
     labels: bool = False  # whether targets are labels
@@ -91,9 +94,9 @@ class Loss(ABC):
         """Return the diagonal of ∂²ℓ/∂z², which is all of it unless `bend` is overridden."""
 
     @property
-    def uneven(self) -> bool:
-        """Return whether `steepness` differs from sample to sample."""
-        return self.per_target != 0
+    def smooth(self) -> bool:
+        """Return whether ∂²ℓ/∂z² has a bound; else steps look at where they are."""
+        return math.isfinite(self.curvature)
 
     @property
     def even(self) -> bool:
@@ -101,10 +104,8 @@ class Loss(ABC):
         return False
 
     def steepness(self, y: Tensor) -> Tensor:
-        """Bound ∂²ℓ/∂z² of every sample, (samples,)."""
-        if self.per_target == 0:
-            return torch.full((len(y),), self.curvature, dtype=torch.float64, device=y.device)
-        return self.curvature + self.per_target * y.double().amax(-1)
+        """Bound ∂²ℓ/∂z² of every sample, (samples,); estimate it if it is not `smooth`."""
+        return torch.full((len(y),), self.curvature, dtype=torch.float64, device=y.device)
 
     def mean(self, z: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the expectation of y for a prediction z."""
@@ -130,6 +131,7 @@ class Squared(Loss):
     called = "least squares"
     not_negative = True
     curvature = 2.0
+    concordance = 0.0
     quadratic = True
 
     def encode(self, labels: list[Array], names: Sequence[str], classes: int | None) -> Targets:
@@ -191,6 +193,7 @@ class Logistic(Loss):
     called = "logistic regression"
     labels = binary = not_negative = True
     curvature = 0.25
+    concordance = 1.0
 
     def encode(self, labels: list[Array], names: Sequence[str], classes: int | None) -> Targets:
         """Encode labels 0 and 1 (or False and True), one per sample."""
@@ -236,6 +239,7 @@ class Softmax(Loss):
     called = "softmax regression"
     labels = not_negative = True
     curvature = 0.5
+    concordance = 1.0
 
     def encode(self, labels: list[Array], names: Sequence[str], classes: int | None) -> Targets:
         """Encode whole numbers 0 … classes−1; without `classes`, the largest label decides."""
@@ -285,75 +289,106 @@ class Softmax(Loss):
 
 
 class Poisson(Loss):
-    r"""Poisson loss ℓ = y log(y/μ) + μ − y, μ = s(z) = log(1 + e^z), counts y >= 0.
+    r"""Half the deviance of counts with the log link: the mean is μ = e^z, of rates y >= 0.
 
-    It is half of the Poisson deviance: the negative log-likelihood of y ~ Poisson(μ), up to a
-    constant in x, and >= 0. With the usual μ = e^z the second derivative has no bound, and there is
-    no step size and no certificate; s grows like e^z where counts are small, and like z where they
-    are large. With σ = s' = 1/(1 + e^{−z}), σ' = σ(1 − σ):
+        ℓ = (μ − y)/(1 + αy) φ(x) + y log(1 + w),    φ(x) = log(1 + x)/x,
+                x = α(μ − y)/(1 + αy),  w = (y − μ)/(μ(1 + αy))
+        ℓ' = (μ − y)/(1 + αμ),    ℓ'' = μ (1 + αy)/(1 + αμ)²,    |ℓ‴| <= ℓ''
 
-        ℓ' = σ (1 − y/s),    ℓ'' = σ' + y h,    h = (log 1/s)'' = σ (σ − (1 − σ) s)/s².
+    With α = 0 it is Poisson's, μ − y + y log(y/μ); else the negative binomial's of size 1/α, with
+    the variance μ + αμ². It is the negative log-likelihood up to a constant in z, and >= 0. A count
+    of exposure E has the loss E ℓ(z, y/E) with αE for α (`Weighted`). ℓ'' has no bound: `steepness`
+    is what it is near z = 0 or a good fit, and local steps look at where they are
+    (`local_steps.py`).
 
-    h >= 0, because σ/(1 − σ) = e^z >= log(1 + e^z) = s: ℓ is convex. h is e^z/2 far to the left,
-    1/z² far to the right, and at most 0.1672 (at z = 0.50), so that ℓ'' <= 1/4 + 0.17 y.
+    Args:
+        dispersion: α.
+        exposed: whether targets are rates with their exposures beside them.
     """
 
     name = "poisson"
     called = "Poisson regression"
-    curvature = 0.25
-    per_target = 0.17
-    largest = float("inf")
+    curvature = math.inf
+    concordance = 1.0
+    not_negative = True
+
+    def __init__(self, dispersion: float = 0.0, exposed: bool = False) -> None:
+        self.dispersion = dispersion
+        self.columns = 1 + exposed
+        self.called = "negative binomial regression" if dispersion else self.called
+        self.largest = self.offset = math.inf
 
     def encode(self, labels: list[Array], names: Sequence[str], classes: int | None) -> Targets:
-        """Encode counts, one per sample; means of counts need not be whole."""
-        arrays = [_one_label(name, y) for name, y in zip(names, labels, strict=True)]
-        for name, y in zip(names, arrays, strict=True):
+        """Encode rates, one per sample, beside exposures where α is not zero; they need not be
+        whole.
+        """
+        arrays = []
+        for name, y in zip(names, labels, strict=True):
+            flat = _one_label(name, y if self.columns == 1 else y[:, 0])
+            E = np.ones(len(y)) if self.columns == 1 else np.asarray(y[:, 1], np.float64)
+            arrays.append(np.column_stack([flat, E] if self.dispersion else [flat]))
+            y = flat
             if y.size and not y.min() >= 0:
                 raise InputError(
                     "count-below-zero",
                     f"Client {name!r} has the target {y.min():.12g}; Poisson loss takes counts "
                     ">= 0.",
                 )
-        self.largest = max(float(y.max(initial=0.0)) for y in arrays)
-        return Targets([y.reshape(-1, 1) for y in arrays], 1)
+        every = np.concatenate(arrays)
+        y = every[:, 0]
+        terms = y * (1 + np.abs(np.log(np.maximum(y, 1e-300))))
+        if self.dispersion:
+            alpha = self.dispersion * every[:, 1]
+            terms = terms + (y + 1 / alpha) * np.log1p(alpha * y)
+        self.largest = float(y.max(initial=0.0))
+        self.offset = float(terms.max(initial=0.0))
+        return Targets(list[Array](arrays), 1)
 
     def accuracy(self, outputs: int) -> Accuracy:
         """Bound the errors: at well-fitted samples numbers as large as y log y and y cancel."""
-        y = self.largest
-        offset = 64 * y * (1 + math.log1p(y)) if math.isfinite(y) else y
-        return Accuracy(64, offset, 64, 64 * (1 + y))
+        return Accuracy(64, 64 * self.offset, 64, 64 * self.largest)
+
+    def steepness(self, y: Tensor) -> Tensor:
+        return 1 + y[..., 0].double()
 
     def value(self, z: Tensor, y: Tensor) -> Tensor:
-        """Return y (log y − log s) + s − y, with log s = z − e^z/2 far to the left."""
-        s = torch.logaddexp(z, z.new_zeros(()))
-        log_s = torch.where(z < LEFT, z - z.exp() / 2, s.log())
-        return (torch.where(y > 0, y * (y.log() - log_s), 0) + (s - y)).squeeze(-1)
+        y, alpha, mu = self._parts(z, y)
+        x = alpha * (mu - y) / (1 + alpha * y)
+        share = torch.where(x == 0, 1.0, torch.log1p(x) / torch.where(x == 0, 1.0, x))
+        seen = torch.where(y > 0, y, 1.0)  # log y of zero is not looked at
+        w = (seen - mu) / (mu * (1 + alpha * seen))
+        far = (seen / mu * ((1 + alpha * mu) / (1 + alpha * seen))).log()
+        least = seen.log() - z - torch.log1p(alpha * seen)
+        logs = torch.where(w.abs() < 0.5, torch.log1p(w), torch.where(mu > TINY, far, least))
+        value = (mu - y) / (1 + alpha * y) * share + torch.where(y > 0, y * logs, 0.0)
+        return value.squeeze(-1)
 
     def residual(self, z: Tensor, y: Tensor) -> Tensor:
-        """Return σ − y σ/s."""
-        return torch.sigmoid(z) - y * self._ratio(z)
+        y, alpha, mu = self._parts(z, y)
+        return (mu - y) / (1 + alpha * mu)
 
     def bends(self, z: Tensor, y: Tensor) -> Tensor:
-        """Return σ' + y h, with h = q (q − (1 − σ)) for q = σ/s, and e^z/2 far to the left."""
-        other = torch.sigmoid(-z)
-        q = self._ratio(z)
-        h = torch.where(z < LEFT / 2, z.exp() / 2, q * (q - other).clamp(min=0))
-        return torch.sigmoid(z) * other + y * h
+        y, alpha, mu = self._parts(z, y)
+        return mu / (1 + alpha * mu) * ((1 + alpha * y) / (1 + alpha * mu))
 
     def mean(self, z: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return μ = log(1 + e^z)."""
-        return np.logaddexp(z, 0.0)
+        """Return μ = e^z."""
+        return np.exp(np.minimum(z, HIGHEST))
 
     def link(self, mean: NDArray[np.float64], least: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return log(e^μ − 1)."""
-        mean = np.maximum(mean, least)
-        return mean + np.log(-np.expm1(-mean))
+        return np.log(np.maximum(mean, least))
 
-    @staticmethod
-    def _ratio(z: Tensor) -> Tensor:
-        """Return σ/s, from 1 far to the left to 1/z far to the right."""
-        s = torch.logaddexp(z, z.new_zeros(()))
-        return torch.where(z < LEFT, 1 - z.exp() / 2, torch.sigmoid(z) / s)
+    def _parts(self, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return y, α and μ, which is no infinity."""
+        highest = HIGHEST if z.dtype == torch.float64 else HIGHEST / 8
+        alpha = self.dispersion * y[..., 1:2] if self.dispersion else z.new_zeros(())
+        return y[..., :1], alpha, z.clamp(max=highest).exp()
+
+
+def concordance(loss: Loss) -> float:
+    """Return R of a loss that says so itself: a subclass may be any function."""
+    own = type(loss) in BUILT_IN or "concordance" in vars(type(loss)) | vars(loss)
+    return loss.concordance if own else math.inf
 
 
 BUILT_IN = (Squared, Logistic, Softmax, Poisson)

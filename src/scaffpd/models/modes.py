@@ -16,10 +16,10 @@ from scaffpd.descent import newton
 from scaffpd.federation.modes import ModesAt
 from scaffpd.federation.questions import Vectors
 from scaffpd.models.cells import Cells, along, back
+from scaffpd.models.corrections import CorrectionProblem
 from scaffpd.models.curvature import FewRows, LossHessian, ManyRows
 from scaffpd.models.execution import parallel_map
 from scaffpd.models.glm import LinearOracle
-from scaffpd.models.newton import CorrectionProblem
 from scaffpd.models.quadratic import QuadraticOracle
 from scaffpd.models.quadrature import NODES, Posterior, Rows
 from scaffpd.models.samples import CACHE, PaddedBlock, StackedSamples
@@ -308,6 +308,28 @@ class ClientModes:
         self.ahead = moved
         squares = (moved + self.shift).square().sum(2)
         return _held(torch.stack([squares, self.v.shape[2] * chance], 1))
+
+    def dispersed(self, grid: Tensor) -> Vectors:
+        """Return every client's log likelihood of its counts for each α: with k = 1/α and the mean
+        μ, log Γ(y + k)/Γ(k) y! + k log k/(k + μ) + y log μ/(k + μ).
+        """
+        found = self.v.new_zeros(len(self.v), len(grid))
+        k = 1 / grid.to(found)
+
+        def work(block: PaddedBlock) -> None:
+            A, targets, weight = self._rows(block)
+            u = self.X + (self.S[:, None] * self.v[block.clients]).view(len(targets), *self.X.shape)
+            rate, E = targets[..., :1], targets[..., 1:2]
+            if isinstance(self.loss, Weighted):  # whose weights have exposures in them
+                weight = weight * targets[..., -1] / E[..., 0]
+            y = rate * E
+            mu = E * along(A, u).exp()
+            each = (y + k).lgamma() - k.lgamma() - (y + 1).lgamma()
+            each = each - k * torch.log1p(mu / k) + torch.special.xlogy(y, mu / (k + mu))
+            found[block.clients] = (weight[..., None] * each).sum(1)
+
+        parallel_map(work, self.blocks, self.v.device)
+        return _held(found)
 
     def own(self, C: Tensor, step: Tensor, L: Tensor) -> Vectors:
         q = len(self.S)

@@ -25,20 +25,20 @@ the ridge (`Ridge`): there columns, and √γ_ik, are divided by s_k.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from scaffpd.descent import newton
 from scaffpd.errors import InputError
-from scaffpd.models.cells import Cells, along, back
+from scaffpd.models.corrections import CorrectionProblem
 from scaffpd.models.curvature import LossHessian
 from scaffpd.models.execution import parallel_map
-from scaffpd.models.losses import Loss, Squared
+from scaffpd.models.losses import Loss, Squared, concordance
 from scaffpd.models.numerics import SAFE, SINGLE, UNIT, gamma, norm_above
-from scaffpd.models.point import LinearPoint, Ridge, rounded, steepness
+from scaffpd.models.point import LinearPoint, Ridge, rounded
 from scaffpd.models.quadratic import Compressed
 from scaffpd.models.samples import Levers, PaddedBlock, Reach, StackedSamples
 
@@ -124,13 +124,14 @@ class NewtonPoint(LinearPoint):
         start: Tensor | None = None,
         compressed: Compressed | None = None,
         minibatch: bool = False,
+        level: Tensor | None = None,
     ) -> None:
         self.anchor = anchor
         self.compressed = compressed
         shape = (*anchor.scale.shape, outputs)
         self.w = x.new_zeros(shape) if start is None else start.clone()
         fine = None if x.ndim > 1 or minibatch else rows if compressed is None else compressed.fine
-        constant = None if compressed is None else compressed.constant
+        constant = level if compressed is None else compressed.constant
         super().__init__(rows, loss, ridge, x, outputs, fine, constant)
 
     def _evaluated(self) -> tuple[Tensor, Tensor]:
@@ -223,6 +224,33 @@ class NewtonPoint(LinearPoint):
         each = out.expand(-1, -1, self.outputs).flatten(1)
         return each + self.ridge.times(torch.ones_like(self.x))
 
+    def widths(self, root: Tensor, weights: Tensor | None) -> Tensor:
+        """Return R max_j √(aᵀ(∇²G)⁻¹_{u_i u_i}a), of the Hessian of all of (x, u_1 … u_N) at once:
+
+        (∇²G)⁻¹ in p = ⟨a, x⟩ + ⟨ã, w⟩ is tᵀ(root rootᵀ)⁻¹t + ãᵀM⁻¹ã/λ_i with M = ÃᵀWÃ + I and
+        t = a − AᵀWÃM⁻¹ã.
+        """
+        R = concordance(self.loss)
+        found = root.new_full((len(self.w),), 0.0 if R == 0 else math.inf)
+        if R == 0 or math.isinf(R) or self.outputs > 1 or weights is None or not self.known:
+            return found
+
+        def work(block: PaddedBlock) -> None:
+            A, bowl = self._bowl(block)
+            rows = self.rows.of(block)[0]
+            back = bowl.solver()(A.mT[:, :, None])[:, :, 0]  # M⁻¹ãᵀ
+            own = (A.mT * back).sum(1)
+            W = bowl.bent(A.new_ones(*A.shape[:2], 1, 1))[..., 0]
+            t = rows.mT - rows.mT @ (W * (A @ back))
+            solved = torch.linalg.solve_triangular(root, t.double(), upper=False)
+            lam = weights.to(root)[block.clients, None]
+            far = solved.square().sum(1) + own.double() / lam
+            far = torch.where((block.weight > 0) & (lam > 0), far, 0.0)
+            found[block.clients] = SAFE * R * far.amax(1).sqrt()
+
+        parallel_map(work, portions(self.rows, self.w[0].numel()), root.device)
+        return found
+
     def models(self) -> Tensor:
         return self.x + self.anchor.spread(self.w).flatten(1)
 
@@ -237,12 +265,14 @@ class NewtonPoint(LinearPoint):
         loss, gradient = self.arithmetic(reach)
         n = self.x.numel() + max(self.rows.layout.lengths)
         unit = UNIT if rounded(self.x) == 0 else SINGLE
-        loss = loss + SAFE * (gamma(n + 16) + 4 * unit) * self.losses.abs()
+        loss = loss + SAFE * (gamma(n + 16) + 4 * unit) * (self.losses.abs() + self.level)
         if self.compressed is not None:  # like `CompressedPoint.rounding`, at u
             more = self.compressed.off(reach)
             loss = loss + gamma(self.outputs**2 + 8) * self.compressed.constant + more[0]
             gradient = gradient + more[1]
-        seen = (steepness(self.loss, self.fine) * plain.square).sqrt() / 2
+        # predictions at ŵ are ‖ã‖ε away at most
+        between = (*reach, Reach(off.max() / gamma(self.fine.A.shape[1] + 4), reach[1].levers))
+        seen = (self.steepness(between) * plain.square).sqrt() / 2
         if self.anchor.own is None:
             scale = self.ridge.scale
             metric = scale.view(-1, self.outputs)[:, 0] if isinstance(scale, Tensor) else scale
@@ -264,55 +294,6 @@ class NewtonPoint(LinearPoint):
         if self.compressed is not None:
             off = off + self.compressed.off(inside)[1]
         return plain, (Reach(size, plain), Reach(length, own)), off
-
-
-class CorrectionProblem:
-    """Inner problem min_v Σ_j w_j ℓ(z_j + ⟨a_j, v⟩, y_j) + ½‖v‖² of a few clients."""
-
-    def __init__(self, loss: Loss, A: Tensor | Cells, y: Tensor, z: Tensor, weight: Tensor) -> None:
-        self.loss = loss
-        self.A = A
-        self.y = loss.dense(y, z.shape[2], z.dtype)
-        self.z = z
-        self.weight = weight
-        self.targets = y
-
-    def value(self, v: Tensor) -> tuple[Tensor, Tensor]:
-        p = self.z + along(self.A, v)
-        mean = (self.loss.value(p, self.targets) * self.weight).sum(1)
-        return mean + v.square().sum((1, 2)) / 2, p
-
-    def gradient(self, v: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-        r = self.weight[..., None] * self.loss.residual(p, self.y)
-        return back(self.A, r) + v, r
-
-    def solve(self, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return v, predictions, value and gradient norm, by Newton's method.
-
-        A problem is done, too, where the gradient is the rounding of its terms.
-        """
-        A = self.A
-        assert isinstance(A, Tensor)
-        number = torch.finfo(v.dtype)
-        lengths = A.norm(dim=2)
-        first: Tensor | None = None
-
-        def step(v: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-            nonlocal first
-            gradient, r = self.gradient(v, p)
-            size = gradient.flatten(1).norm(dim=1)
-            terms = (lengths * r.norm(dim=2)).sum(1) + v.flatten(1).norm(dim=1)
-            going = (size > number.eps * terms) & torch.isfinite(size)
-            if not bool(going.any()):
-                return v, torch.zeros_like(size)
-            first = size if first is None else first
-            goal = (size / first.clamp_min(number.tiny)).clamp(1e-10, 0.1)
-            bowl = LossHessian(self.loss, A, self.y, p, self.weight)
-            s = bowl.solver(goal=goal[:, None, None, None])(gradient[..., None])[..., 0]
-            return s, torch.where(going, (gradient * s).sum((1, 2)), 0.0)
-
-        v, value, p = newton(v, self.value, step)
-        return v, p, value, self.gradient(v, p)[0].flatten(1).norm(dim=1)
 
 
 def portions(rows: StackedSamples, unknowns: int) -> list[PaddedBlock]:

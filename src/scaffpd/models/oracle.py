@@ -43,7 +43,7 @@ def refuse_curvature(*_: object) -> NoReturn:
 class StackedPoint(StackedDisplacements):
     """Losses at one x and the c_i as one (N, d) tensor, without curvature and error bounds."""
 
-    restriction = curvatures = hessian = diagonal = diagonals = refuse_curvature
+    restriction = curvatures = hessian = diagonal = diagonals = widths = refuse_curvature
 
     def __init__(self, x: Tensor, losses: Tensor, gradients: Tensor) -> None:
         super().__init__(gradients)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import combinations
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from scaffpd.federation import Restriction, Vector
-from scaffpd.models.losses import Loss
+from scaffpd.models.losses import Loss, Softmax, concordance
 from scaffpd.models.numerics import (
     LEAST,
     SAFE,
@@ -25,6 +26,7 @@ from scaffpd.models.numerics import (
     transposed,
 )
 from scaffpd.models.samples import SHORT, Levers, Reach, StackedSamples
+from scaffpd.models.weighted_loss import Weighted
 
 PIECE = 2**18  # numbers of a piece of A
 # Vectors that a server adds up in double precision, one by one.
@@ -137,6 +139,8 @@ class LinearPoint:
         self.predictions, values = self._evaluated()
         self.z = self.predictions.to(x.dtype)
         self.losses = values + self.penalty + (0 if constant is None else constant)
+        # what losses have been counted from, whose rounding they have
+        self.level = 0.0 if constant is None else (-constant).clamp_min(0)
 
     def _evaluated(self) -> tuple[Tensor, Tensor]:
         p = self.shared()
@@ -226,26 +230,80 @@ class LinearPoint:
             T = (A @ V.reshape(features, self.outputs * k)).view(*z.shape, k)
             bent = block.weight[..., None, None] * self.loss.bend(z, y, T)
             out[block.clients] += T.flatten(1, 2).mT @ bent.flatten(1, 2)
+        if self._softmax and V.shape == (k, k) and torch.equal(V, torch.eye(k).to(V)):
+            self._gauge(out)
         return out
+
+    def _gauge(self, H: Tensor) -> None:
+        """Bend common changes of all outputs, which change no loss of a softmax without a ridge."""
+        k = self.outputs
+        free = (self.ridge.times(torch.ones_like(self.x))[::k] == 0).nonzero()[:, 0].tolist()
+        for j in free:
+            own = H[:, j * k : (j + 1) * k, j * k : (j + 1) * k]
+            own += own.diagonal(dim1=1, dim2=2).sum(1)[:, None, None] / k**2
+
+    @property
+    def _softmax(self) -> bool:
+        return isinstance(getattr(self.loss, "inner", self.loss), Softmax)
 
     def hessian(self, weights: Tensor) -> Tensor:
         """Return Σ_i w_i H_i = Aᵀ diag(w ℓ''/m) A + (Σ w) diag(l2), (d, d), in double precision."""
         A = self.rows.A
         k = self.outputs
         w = self._weighted(weights.to(A)).double()
+        softmax = self._softmax
         if k == 1 or self.loss.even:
             bends = self.loss.bends(self.z, self.rows.y)[:, :1]
             H = torch.kron(gram(self.rows, w * bends), torch.eye(k).to(w))
         else:
             W = self.bend(torch.eye(k).to(self.z).expand(*self.z.shape, k))
+            if softmax:  # p(1 − p) would lose the digits of 1 − p
+                diagonal = W.diagonal(dim1=1, dim2=2)
+                diagonal -= W.sum(2)
             H = w.new_empty(A.shape[1], k, A.shape[1], k)
             for a in range(k):
                 for b in range(a + 1):
                     H[:, a, :, b] = gram(self.rows, w * W[:, a, b, None], a == b)
                     H[:, b, :, a] = H[:, a, :, b]
             H = H.view(len(self.x), -1)
+            if softmax:
+                self._gauge(H[None])
         H.diagonal().add_(weights.double().sum() * self.ridge.times(torch.ones_like(w[:1, 0])))
         return H
+
+    def widths(self, root: Tensor, weights: Tensor | None) -> Tensor:
+        """Return R max_j ‖v_j‖_{(root rootᵀ)⁻¹}: v_j = a_j, or all (e_k − e_l)⊗a_j of a softmax."""
+        R = concordance(self.loss)
+        layout = self.rows.layout
+        found = torch.full((len(layout),), R, dtype=torch.float64, device=root.device)
+        if R == 0 or math.isinf(R) or not self.known:
+            return found if R == 0 else found.fill_(math.inf)
+        A = self.rows.A
+        far = root.new_empty(len(A))
+        step = max(PIECE // len(root), 1)
+        for k in range(0, len(A), step):
+            far[k : k + step] = self._reach(root, A[k : k + step].double())
+        seen = layout.segment_max(SAFE * R * far)
+        return seen if weights is None else torch.where(weights.to(seen) > 0, seen, 0.0)
+
+    def _reach(self, root: Tensor, A: Tensor) -> Tensor:
+        """Return the longest ‖root⁻¹v‖ of every row."""
+        solved = []
+        for a in range(self.outputs):
+            rows = root.new_zeros(len(root), len(A))
+            rows[a :: self.outputs] = A.mT
+            solved.append(torch.linalg.solve_triangular(root, rows, upper=False))
+        pairs = [one - other for one, other in combinations(solved, 2)] or solved
+        return torch.stack([far.norm(dim=0) for far in pairs]).amax(0)
+
+    @property
+    def known(self) -> bool:
+        """Whether predictions are so exact that curvature is known to a part in 10⁴."""
+        if self.fine is None:
+            return False
+        off = _off(self.fine, self.reach)
+        single = 0.0 if self.z.dtype == torch.float64 else SINGLE * float(self.z.abs().max())
+        return bool(off + single < 1e-4)
 
     def times(self, V: Tensor, weights: Tensor) -> Tensor:
         bent = self._weighted(weights)[..., None] * self.bend(self._along(V))
@@ -317,9 +375,9 @@ class LinearPoint:
         features = fine.A.shape[1]
         tiny = LEAST * features * self.outputs * len(reach)
         # a number per client: NumPy takes a tenth of the time of torch for them
-        curvature = array(steepness(self.loss, fine))
+        curvature = array(self.steepness(reach))
         relative = UNIT * SAFE * array(fine.layout.additions) + (value + tiny + 8 * UNIT * SAFE)
-        loss = relative * np.abs(array(self.losses))
+        loss = relative * (np.abs(array(self.losses)) + array(self.level))
         loss = loss + (offset + curvature * tiny**2 + 2 * tiny + len(fine.A) * LEAST)
         for size, levers in reach:
             k = gamma(features + 4) * array(size)
@@ -333,7 +391,7 @@ class LinearPoint:
     def slope_error(self, reach: Sequence[Reach]) -> Tensor:
         assert self.fine is not None
         _, _, slope, jump = (UNIT * error for error in self.loss.accuracy(self.outputs))
-        curvature = array(steepness(self.loss, self.fine))
+        curvature = array(self.steepness(reach))
         rows, features = self.fine.A.shape
         tiny = LEAST * features * self.outputs * len(reach)
         sums = gamma(rows + 4) + gamma(CLIENTS)
@@ -346,6 +404,22 @@ class LinearPoint:
         least = LEAST if rounded(self.x) == 0 else 2.0**-126
         underflow: float = rows * least * (features * self.outputs) ** 0.5
         return torch.from_numpy(SAFE * gradient + underflow).to(self.losses)
+
+    def steepness(self, reach: Sequence[Reach]) -> Tensor | float:
+        """Bound ∂²ℓ/∂z² of every client's samples between exact and computed predictions.
+
+        Where it has no bound everywhere it is less than twice as large anywhere within log 2.
+        """
+        assert self.fine is not None
+        y = self.fine.exact[0]
+        if self.loss.smooth:
+            weights = self.loss.steepness(y) if isinstance(self.loss, Weighted) else None
+            layout = self.fine.layout
+            return self.loss.curvature if weights is None else layout.segment_max(weights)
+        off = _off(self.fine, reach)
+        bends = 2 * self.fine.layout.segment_max(self.loss.bends(self.predictions, y)[..., 0])
+        found: Tensor = torch.where(off < 0.5, bends, torch.inf)
+        return found
 
     def _pulls(self, each: Tensor) -> Tensor:
         """Return every client's mean of ‖a_j‖‖r_j‖, for ‖a_j‖/m_i."""
@@ -395,15 +469,14 @@ def gram(rows: StackedSamples, w: Tensor, positive: bool = True) -> Tensor:
     return torch.from_numpy(out)
 
 
+def _off(rows: StackedSamples, reach: Sequence[Reach]) -> Tensor:
+    """Bound the errors of predictions."""
+    each = [size * (levers.plain / rows.exact[1]).max() for size, levers in reach]
+    return torch.as_tensor(gamma(rows.A.shape[1] + 4) * sum(each))
+
+
 def array(numbers: Tensor | float) -> Vector | float:
     return numbers.cpu().numpy() if isinstance(numbers, Tensor) else numbers
-
-
-def steepness(loss: Loss, rows: StackedSamples) -> Tensor | float:
-    """Bound ∂²ℓ/∂z² of every client's samples."""
-    if not loss.uneven:
-        return loss.curvature
-    return rows.layout.segment_max(loss.steepness(rows.y).to(rows.share))
 
 
 def squares(x: Tensor, scale: float | Tensor = 1.0) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from scaffpd.errors import InputError
 from scaffpd.models.arrays import Array
-from scaffpd.models.losses import Accuracy, Loss, Softmax, Targets
+from scaffpd.models.losses import Accuracy, Loss, Softmax, Targets, concordance
 
 
 class Weighted(Loss):
@@ -21,9 +21,8 @@ class Weighted(Loss):
     their proportions count, and only among the samples of one client. Weights that are whole
     numbers are counts of equal samples, for the evidence (`totals`).
 
-    A count y with exposure E (hours, persons) is Poisson with mean E s(z): its loss is E ℓ(z, y/E),
-    a weight again, which is not divided by its mean, because a row of twice the exposure says twice
-    as much.
+    A count y with exposure E (hours, persons) has the mean E e^z: its loss is E ℓ(z, y/E), a weight
+    again, which is not divided by its mean, because a row of twice the exposure says twice as much.
 
     Args:
         inner: ℓ.
@@ -36,13 +35,10 @@ class Weighted(Loss):
         self.columns = weighted, exposed
         self.name = inner.name
         self.curvature = inner.curvature
+        self.concordance = concordance(inner)
         self.quadratic = inner.quadratic
         self.heaviest = float("inf")
         self.totals: list[float] = []  # of every client, the number of samples
-
-    @property
-    def uneven(self) -> bool:
-        return True
 
     @property
     def even(self) -> bool:
@@ -71,7 +67,7 @@ class Weighted(Loss):
                         "exposure-not-positive",
                         f"Client {name!r} has an exposure that is not positive.",
                     )
-                target = np.asarray(target, dtype=np.float64) / E
+                target = np.column_stack([np.asarray(target, dtype=np.float64) / E, E])
                 w = w * E
             arrays.append(target)
             weights.append(w)

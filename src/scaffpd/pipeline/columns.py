@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 import torch
@@ -34,13 +35,13 @@ from scaffpd.data.tabular.questions import ColumnSums, RowCounts, RowQuestion
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation
 from scaffpd.federation.border import Shown, summed
-from scaffpd.federation.modes import ModesAt, ModeSpread
+from scaffpd.federation.modes import Dispersions, ModesAt, ModeSpread
 from scaffpd.models import Linear, Personal
 from scaffpd.models.linear import AUTO
 from scaffpd.models.losses import loss_named
 from scaffpd.models.personal import base_of
 from scaffpd.pipeline.sites import Encoding, Model, Sites
-from scaffpd.training.settling import by_evidence, settled
+from scaffpd.training.settling import by_evidence, dispersed, settled
 
 MOST_INDICATORS = 1500  # beyond which no pairs are looked for: sums are of their squares
 
@@ -56,6 +57,7 @@ class Plan:
         noisy: whether rows are counted with noise.
         declared: whether the scale is declared, and no sum.
         evidence: whether strengths are left to the rows.
+        dispersed: whether the dispersion of counts is.
     """
 
     model: Callable[[Schema], Model] | None = None
@@ -64,13 +66,15 @@ class Plan:
     noisy: bool = False
     declared: bool = False
     evidence: bool = True
+    dispersed: bool = False
 
     def shows(self) -> list[Shown]:
         """Return all that leaves a site before training."""
         found = [RowCounts.shows[self.noisy]] if self.curves else []
         found += [] if self.declared else ColumnSums.shows
-        if self.evidence or self.pairs:
+        if self.evidence or self.pairs or self.dispersed:
             found += [*ModesAt.shows, *ModeSpread.shows]
+        found += Dispersions.shows if self.dispersed else []
         return [*found, *PairSums.shows] if self.pairs else found
 
 
@@ -111,10 +115,12 @@ def scaled(schema: Schema, sites: Sites) -> Encoding:
 
 def settle(encoding: Encoding, sites: Sites, model: Model) -> Ready:
     """Return the sites with a model, whose strengths are settled where it leaves them open."""
+    asked = model
+    model = with_dispersion(encoding, sites, model)
     federation = sites.federation(encoding, model)
     strengths = [model.strength] if isinstance(model, Personal) else []
     if AUTO not in (*strengths, getattr(base_of(model), "l2", None)):
-        return Ready(encoding, model, model, federation)
+        return Ready(encoding, asked, model, federation)
     size = federation.dimension * (federation.dimension + 1) // 2
     if size > sites.room:
         raise InputError(
@@ -130,8 +136,23 @@ def settle(encoding: Encoding, sites: Sites, model: Model) -> Ready:
         found, l2=same["l2"], strength=same["strength"], x=torch.from_numpy(np.array(same["x"]))
     )
     return Ready(
-        encoding, model, with_strengths(model, found), settled(federation, model, found), found
+        encoding, asked, with_strengths(model, found), settled(federation, model, found), found
     )
+
+
+def with_dispersion(encoding: Encoding, sites: Sites, model: Model) -> Model:
+    """Return the model with the dispersion of counts settled where it leaves that open."""
+    base = base_of(model)
+    if getattr(base, "dispersion", None) != AUTO:
+        return model
+
+    def bound(trial: object) -> tuple[Federation, int, None]:
+        return sites.federation(encoding, cast(Model, trial)), width(encoding.schema), None
+
+    found = base_of(dispersed(base, bound))
+    same = sites.agree("dispersion", {}, {"dispersion": np.array([found.dispersion])})
+    base = replace(base, dispersion=float(same["dispersion"][0]))
+    return replace(model, model=base) if isinstance(model, Personal) else base
 
 
 def with_strengths(model: Model, found: Strengths) -> Model:

@@ -22,7 +22,7 @@ from scaffpd.models import Linear
 from scaffpd.models.cox import refuse_noise
 from scaffpd.models.linear import nearly_free
 from scaffpd.numbers import several
-from scaffpd.pipeline.columns import Plan, agreed
+from scaffpd.pipeline.columns import Plan, agreed, with_dispersion
 from scaffpd.pipeline.prepared import Prepared
 from scaffpd.pipeline.sites import SitesHere
 from scaffpd.privacy.counts import SHARE, PrivateCounting
@@ -89,13 +89,15 @@ def _encoded(config: RunConfig, table: ClientTable, seed: int, secret: bytes | N
     sites = SitesHere.of(clients, plainly if counts is None else counts, unit)
     encoding = agreed(found.schema, sites, plan)
     schema = encoding.schema
+    model = with_dispersion(encoding, sites, _model(config, source, found, schema))
+    assert isinstance(model, Linear)
     rows = sum(sum(own.rows) for own in found.rows)
     columns = several(len(schema["columns"]), "column")
     width = len(encoding.mean)
     return Prepared(
         replace(sites, device=config.training.device),
         encoding,
-        _model(config, source, found, schema),
+        model,
         tuple(map(str, schema["labels"])),
         f"{source.file[0].name}: {several(rows, 'row')}, {columns}, {width} once encoded",
         source.word,
@@ -103,6 +105,7 @@ def _encoded(config: RunConfig, table: ClientTable, seed: int, secret: bytes | N
         (
             *task.said(source.periods),
             *_kinds(schema, found.exposure),
+            *_spread(model),
             *_private(config, counts),
             *found.remarks,
         ),
@@ -110,6 +113,12 @@ def _encoded(config: RunConfig, table: ClientTable, seed: int, secret: bytes | N
         {} if schema.get("declared") else {own.name: fills(own) for own in found.rows},
         exposure=None if source.offset is None else (source.offset, found.exposure or 1.0),
     )
+
+
+def _spread(model: Linear) -> list[str]:
+    """Say how counts vary, where that is not as their means."""
+    alpha = model.dispersion
+    return [f"Counts of mean μ have the variance μ + {alpha:.3g} μ²."] if alpha else []
 
 
 def _private(config: RunConfig, counts: PrivateCounting | None) -> list[str]:
@@ -144,6 +153,8 @@ def _model(config: RunConfig, source: TableSettings, found: Clients, schema: Sch
     )
     if private and not made.summed:
         refuse_noise()
+    if config.model.dispersion is not None:
+        made = replace(made, dispersion=config.model.dispersion)
     return replace(made, l2=_ridge(config, len(groups), len(made.beyond)))
 
 

@@ -79,7 +79,7 @@ class Setup:
         return replace(self, model={name: one for name, one in settings if one is not None})
 
 
-SHAPE = ("loss", "l2", "intercept", "classes", "entry", "periods")
+SHAPE = ("loss", "l2", "intercept", "classes", "entry", "periods", "exposed", "dispersion")
 LINEAR = (*SHAPE, "strength", "exposure")
 
 

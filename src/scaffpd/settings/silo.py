@@ -36,6 +36,9 @@ class SiloData(SettingsTable):
         key.Text | Annotated[list[key.Text], Field(min_length=2, max_length=3)],
         Needs('the column to be predicted, or a time and an event such as ["days", "died"],'),
     ] = "y"
+    # the column with the logarithm of what a count was exposed to (hours, persons); without one all
+    # exposures are one
+    offset: key.Text | None = None
     decimal: Annotated[str, key.one_of(DECIMALS)] | None = None  # of CSV; else detected
     missing: key.Codes = ()  # values that mean missing
     # the share of rows held out, by marks from a stored secret; `limits.rows` of them, or none

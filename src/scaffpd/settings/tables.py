@@ -74,6 +74,8 @@ class ModelSettings(SettingsTable):
     """Ridge on the coefficients, not on the intercept; auto: by evidence."""
     kappa: AutoKappa = "auto"
     """κ of personal models, which ties them to the shared one; auto: by evidence."""
+    dispersion: AutoRidge | None = None
+    """α of counts, whose variance is μ + αμ²: a number, or auto: by likelihood; left out, 0."""
     personal: key.Texts = ()
     """Columns that may differ between clients: age,intercept; left out, all."""
     effects: Annotated[str, key.one_of(EFFECTS)] = AUTO

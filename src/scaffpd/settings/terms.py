@@ -97,6 +97,8 @@ class FederationModel(SettingsTable):
     l2: AutoRidge = "auto"  # by evidence, from masked sums; 0.1 with noise
     # κ of personal models near the shared one; left out, there is one
     kappa: AutoKappa | None = None
+    # α of counts, whose variance is μ + αμ²; left out, 0
+    dispersion: AutoRidge | None = None
 
     @property
     def network(self) -> str | None:
@@ -345,6 +347,10 @@ class FederationTerms(SettingsTable):
         made: Json = {"kind": "linear", "loss": loss, "l2": self.model.l2, "intercept": not times}
         if times:  # y is time, event and entry, which is 0 where a silo has none
             made["entry"] = True
+        if self.task.exposed:  # y is counts and exposures, which are 1 where a silo has none
+            made["exposed"] = True
+        if self.model.dispersion is not None:
+            made["dispersion"] = self.model.dispersion
         if self.model.kappa is not None:
             made["strength"] = self.model.kappa
         return made | ({"classes": classes} if classes and not binary else {})
@@ -371,6 +377,7 @@ class FederationTerms(SettingsTable):
             self.privacy is not None,
             bool(self.encoding().get("declared")),
             AUTO in strengths and self.privacy is None,
+            self.model.dispersion == AUTO,
         )
 
     def terms(self) -> Json:

@@ -121,7 +121,7 @@ def fit_alone(model: Linear, pairs: Sequence[Pair]) -> tuple[Array, Array]:
         scale = omega.new_empty(len(omega))
 
         def work(block: PaddedBlock) -> None:
-            fit = _Own(problem, rows, block, model.uneven).chosen()
+            fit = _Own(problem, rows, block, not model.smooth).chosen()
             omega[block.clients], scale[block.clients] = (
                 torch.from_numpy(found).to(omega) for found in (fit.variances, fit.scale)
             )

@@ -204,7 +204,7 @@ class JoiningSplit:
         losses = []
         for own, (_, targets) in zip(outputs, self.test, strict=True):
             y, exposure, w = self.model.parts(targets)
-            rates = y / exposure if self.model.exposed else y
+            rates = np.column_stack([y / exposure, exposure]) if self.model.exposed else y
             found = [self.model.row_losses(z, rates) for z in own]
             losses.append(np.stack([w * exposure * loss for loss, _ in found]))
         labelled = any(hit is not None for _, hit in found)

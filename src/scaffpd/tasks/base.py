@@ -217,7 +217,7 @@ class Task:
     # words
     goal: ClassVar[str] = "target"
     adds_to: ClassVar[str] = "the target"  # what coefficients add to
-    ratios: ClassVar[bool] = False  # whether coefficients are read as hazard ratios
+    ratios: ClassVar[str] = ""  # what coefficients are logarithms of ratios of, if of any
     lost: ClassVar[str] = "loss"  # what sentences say is lower
     lower: ClassVar[str] = "loss"  # what tables say is lower, where people know a better unit
     serving: ClassVar[tuple[str, str]] = ("loss", "less")  # what tables show, and what is better

@@ -1,8 +1,15 @@
-"""Numbers of events, by Poisson's likelihood; rows may have exposures."""
+"""Numbers of events, with means e^z times their exposures; coefficients are rate ratios."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from scaffpd.tasks.base import Task
+
+SAID = (
+    "Counts have the mean e^z, times their exposures if there are such, and losses are half the "
+    "mean deviance."
+)
 
 
 class EventCounts(Task):
@@ -11,3 +18,8 @@ class EventCounts(Task):
     name = "counts"
     losses = ("poisson",)
     exposed = True
+    adds_to = "the logarithm of the rate"
+    ratios = "rate"
+
+    def said(self, periods: Sequence[float]) -> list[str]:
+        return [SAID]

@@ -72,7 +72,7 @@ class Survival(Task):
     columns = COLUMNS
     goal = "time"
     adds_to = "the logarithm of the hazard"
-    ratios = True
+    ratios = "hazard"
     lost = lower = "share of wrong pairs"
     serving = ("concordance", "more")
     explained = (

@@ -36,7 +36,7 @@ from scaffpd.models.modes import ClientModes
 from scaffpd.models.module import Module
 from scaffpd.models.oracle import ClientData, Oracle
 from scaffpd.privacy.accountant import Account
-from scaffpd.training.settling import by_evidence, settled
+from scaffpd.training.settling import by_evidence, dispersed, settled
 
 Pair = tuple[Any, Any]  # X and y: arrays, tensors or data frames
 
@@ -361,6 +361,13 @@ class Cohort(Federation):
                 f"dtype must be a floating-point type such as torch.float32, got {dtype!r}.",
             )
         where = checked_device(device)
+        if settle:
+
+            def trial(one: object) -> tuple[Federation, int, list[str] | None]:
+                made = Cohort(pairs, one, known, device, dtype, settle=False)  # type: ignore[arg-type]
+                return made, made.channel.train.shape[0], made.channel.train.columns
+
+            model = dispersed(model, trial)  # type: ignore[assignment]
         train = bound(model, known, pairs, where, dtype)
         held = None if test is None else _bound_test(model, known, test, where, dtype, train)
         about = repr((known, str(train.oracle.start().dtype), where.type))

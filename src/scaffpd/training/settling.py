@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
 
-from scaffpd.algorithms.evidence import INTERCEPT, Strengths, strengths
+from scaffpd.algorithms.dispersion import dispersion
+from scaffpd.algorithms.evidence import INTERCEPT, Evidence, ModePoint, Strengths, climbed
 from scaffpd.federation import Federation, Vector
 from scaffpd.models.execution import limit_threads
 from scaffpd.models.linear import AUTO, Linear, fitted
@@ -30,11 +32,18 @@ def by_evidence(
         columns: their names, which name the groups if the model does not.
     """
     inner = base_of(model)
-    if not isinstance(inner, Linear):
-        return None
     personal = model.strength if isinstance(model, Personal) else np.inf
-    if AUTO not in (personal, inner.l2):
+    if not isinstance(inner, Linear) or AUTO not in (personal, inner.l2):
         return None
+    return _climbed(federation, model, features, columns)[1]
+
+
+def _climbed(
+    federation: Federation, model: object, features: int, columns: Sequence[str] | None
+) -> tuple[Evidence, Strengths, ModePoint]:
+    inner = base_of(model)
+    personal = model.strength if isinstance(model, Personal) else np.inf
+    assert isinstance(inner, Linear)
     width = features + len(inner.beyond)
     kappa = _given(personal, width, inner.intercept)
     if isinstance(model, Personal):
@@ -42,7 +51,33 @@ def by_evidence(
     groups = groups_of(inner, features, columns)
     l2 = _given(inner.l2, width, inner.intercept)
     with limit_threads(federation.channel.work):
-        return strengths(federation, groups, inner.loss, l2=l2, strength=kappa)
+        problem = Evidence(federation, groups, inner.loss)
+        return problem, *climbed(problem, l2, kappa, (INTERCEPT,))
+
+
+def dispersed(
+    model: object, bound: Callable[[object], tuple[Federation, int, Sequence[str] | None]]
+) -> object:
+    """Return a model of counts with α by likelihood, where it leaves that to the data.
+
+    Args:
+        model: `Linear(...)`, or `Personal(...)` of one.
+        bound: binds a model to the clients; returns also the number of features and their names.
+    """
+    inner = base_of(model)
+    if getattr(inner, "dispersion", None) != AUTO:
+        return model
+    assert isinstance(inner, Linear)
+    free = replace(inner, l2=AUTO)
+
+    def modes(alpha: float) -> tuple[Evidence, ModePoint]:
+        trial = Personal(replace(free, dispersion=alpha), AUTO)
+        federation, features, columns = bound(trial)
+        problem, _, point = _climbed(federation, trial, features, columns)
+        return problem, point
+
+    settled = replace(inner, dispersion=dispersion(modes))
+    return replace(model, model=settled) if isinstance(model, Personal) else settled
 
 
 def groups_of(model: Linear, features: int, columns: Sequence[str] | None = None) -> list[str]:

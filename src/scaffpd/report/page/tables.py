@@ -11,7 +11,7 @@ from scaffpd.study.gains import CALLED
 from scaffpd.tasks.base import EVERYONE, ScoreColumn, ScoreRow
 from scaffpd.training.metrics import NO, NOISE, YES
 
-FAR = 1e6  # ratios of hazards above it are not known: columns that say the same, or no events
+FAR = 1e6  # ratios above it are not known: columns that say the same, or no events
 FEW = 30  # test rows: with fewer, one row moves an accuracy by more than three points
 TONES = {YES: "gain", NO: "loss", NOISE: "quiet"}
 MOST_MODELS = 4  # that are shown side by side
@@ -139,11 +139,11 @@ def effect_table(run: RunRecord) -> ScoreTable | None:
             Cell(between, plain(between) if between else "shared"),
         ]
         rows.append(((one.column,), cells))
-    what, of = ("hazard ratio", " of its logarithm") if ratios else ("coefficient", "")
+    what, of = (f"{ratios} ratio", " of its logarithm") if ratios else ("coefficient", "")
     heads = [what, "95 % interval", f"deviation{of} between {plural(run.word)}"]
     heading = "What every column adds"
     if ratios:
-        heading = "What one unit more of a column multiplies the hazard by"
+        heading = f"What one unit more of a column multiplies the {ratios} by"
     return ScoreTable(heading, ("column",), heads, rows) if rows else None
 
 
