@@ -17,7 +17,7 @@ from scaffpd.deploy.program import Finished
 from scaffpd.numbers import capital
 from scaffpd.objectives.base import LARGEST
 from scaffpd.report.record import ClientScore, ModelRecord, Overall, PrivacyRecord, RunRecord
-from scaffpd.report.recording import joining_record, round_records
+from scaffpd.report.recording import round_records
 from scaffpd.settings.federation import FederationFile, FederationTerms
 from scaffpd.study.gains import Joining
 from scaffpd.tasks.base import LOSS
@@ -68,13 +68,10 @@ def silo_record(terms: FederationTerms, done: Finished) -> RunRecord:
     if own is None:
         return made
     brings = own.joining
-    known = None
-    if isinstance(brings, Joining):
-        known = joining_record(brings, own.rows.model.loss)
     return made.model_copy(
         update={
             **{name: list(part) for name, part in vars(own.scores).items()},
-            "joining": known,
+            "joining": brings.verdict if isinstance(brings, Joining) else None,
             "cautions": [brings] if isinstance(brings, str) and brings else [],
             "settings": made.settings | {"Data": own.rows.about},
         }

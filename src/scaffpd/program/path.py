@@ -15,8 +15,8 @@ from scaffpd.pipeline.prepared import Prepared
 from scaffpd.pipeline.sites import Encoding
 from scaffpd.report.record import PathRecord
 from scaffpd.settings.run import RunConfig
-from scaffpd.study.gains import AVERAGE
 from scaffpd.study.path import WALKABLE, grid
+from scaffpd.study.verdict import AVERAGE
 from scaffpd.training.metrics import Spread
 
 # of a share (0.2 points of accuracy) or of an error: less is no reason to leave the average

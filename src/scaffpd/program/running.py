@@ -70,7 +70,7 @@ def one_run(
         else:
             joining = joining_of(config, source, prepared, found.models, screen.phase)
         screen.phase("Scoring the models on held-out rows")
-        scores = held_out_scores(prepared, found.models)
+        scores = held_out_scores(prepared, found.models, joining)
         if kind == "train" and config.privacy is None:
             table = effects(prepared, config.model.personal)
         return replace(found, own=Judged(prepared, joining, scores, table))

@@ -23,13 +23,14 @@ from scaffpd.program.prepare import Source
 from scaffpd.report.folder import SECRET
 from scaffpd.settings.run import RunConfig
 from scaffpd.settings.tables import AUTO
-from scaffpd.study.gains import AVERAGE, FAIR, PERSONAL, Joining
+from scaffpd.study.gains import Joining
 from scaffpd.study.joining import joining, joint_mode
+from scaffpd.study.verdict import AVERAGE, FAIR, PERSONAL
 from scaffpd.training.loop import Status
 
 # rows × columns up to which a table is small, and its splits
 SMALL = 50_000
-SPLITS = 5
+SPLITS = 10
 
 
 def contests(config: RunConfig, prepared: Prepared, ready: Ready, place: Path) -> list[Contest]:
@@ -72,7 +73,7 @@ def joins(config: RunConfig, prepared: Prepared) -> bool:
 
 
 def splits_of(config: RunConfig, prepared: Prepared) -> int:
-    """Return the number of random splits: as asked, else 5 of a small table and 1 of others."""
+    """Return the number of random splits: as asked, else 10 of a small table and 1 of others."""
     if config.training.splits is not None:
         return config.training.splits
     table = config.table

@@ -20,9 +20,6 @@ from scaffpd.pipeline.run import Record
 from scaffpd.privacy import Private
 from scaffpd.report.record import (
     ClientScore,
-    GainInterval,
-    JoiningRecord,
-    JoiningRow,
     ModelRecord,
     Overall,
     PathRecord,
@@ -33,11 +30,11 @@ from scaffpd.report.record import (
     TableReading,
 )
 from scaffpd.study.coefficients import FIELDS, CoefficientTable
-from scaffpd.study.gains import ALONE, AVERAGE, CONSTANT, PERSONAL, Joining
+from scaffpd.study.gains import Joining
+from scaffpd.study.verdict import PERSONAL
 from scaffpd.training.history import SCALARS, History
 
 MOST_LABELS = 12  # that are named among the settings
-OVER = (CONSTANT, ALONE, AVERAGE)  # what gains are over
 Cell = str | int | float | bool | None
 Row = dict[str, Cell]
 Part = TypeVar("Part", bound=RecordPart)
@@ -58,9 +55,6 @@ def record(
     prepared = found.own.rows
     joining = found.own.joining
     effects = found.own.effects
-    measured = None
-    if isinstance(joining, Joining):
-        measured = joining_record(joining, prepared.model.loss)
     caution = "" if isinstance(joining, Joining) else joining
     return RunRecord(
         kind=kind,
@@ -79,7 +73,7 @@ def record(
         cautions=[caution] if caution else [],
         path=path,
         privacy=_privacy(found.models),
-        joining=measured,
+        joining=joining.verdict if isinstance(joining, Joining) else None,
         **vars(found.own.scores),
         effects=_effects(effects, prepared) if effects else [],
         between_share=effects.share if effects else None,
@@ -167,42 +161,6 @@ def _client_scores(one: Trained) -> list[ClientScore]:
     if one.result.privacy is not None:
         columns["epsilon"] = one.result.privacy.epsilon.tolist()
     return _made(ClientScore, columns)
-
-
-def joining_record(found: Joining, loss: str) -> JoiningRecord:
-    """Make the record of what joining brings to models that minimise a loss."""
-    over = {
-        model: [one for one in OVER if one != model and one in found.models]
-        for model in found.models
-    }
-    pairs = [(model, one) for model, others in over.items() for one in others]
-    clear = {pair: found.pays(*pair) for pair in pairs}
-    gains = {pair: found.gains(*pair) for pair in pairs}
-    rows = [
-        JoiningRow(
-            client=found.names[i],
-            model=model,
-            train_rows=found.rows[i][0],
-            test_rows=found.rows[i][1],
-            test_loss=float(found.loss[k, i]),
-            test_score=float(found.score[k, i]),
-            gains={one: GainInterval(**gains[model, one][i]._asdict()) for one in others},
-            pays={one: clear[model, one][i] for one in others},
-        )
-        for i in found.judged
-        for k, (model, others) in enumerate(over.items())
-    ]
-    return JoiningRecord(
-        recommendation=found.recommendation,
-        shown=found.shown,
-        sentence=found.sentence,
-        details=found.details,
-        loss=loss,
-        interval=found.method,
-        splits=found.splits,
-        certificates=dict(found.certificates),
-        rows=rows,
-    )
 
 
 def _privacy(models: Sequence[Trained]) -> PrivacyRecord | None:

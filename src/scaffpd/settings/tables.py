@@ -88,7 +88,7 @@ class TrainingSettings(SettingsTable):
     device: key.Text = "cpu"
     """cpu or cuda."""
     splits: key.Whole | None = None
-    """Splits that tell what joining brings; 0: none; left out, 5 of small tables."""
+    """Splits that tell what joining brings; 0: none; left out, 10 of small tables."""
     count_clients: Annotated[str, key.one_of(COUNTED)] = "alike"
     """How clients count in one model for all: alike, or by their rows."""
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from scaffpd.numbers import NOTHING, brief, capital, percent, plain, plural, whole
-from scaffpd.report.record import ClientScore, JoiningRecord, JoiningRow, ModelRecord, RunRecord
-from scaffpd.study.gains import CALLED
+from scaffpd.report.record import ClientScore, ModelRecord, RunRecord
+from scaffpd.study.verdict import CALLED, TIMES, ClientRow, Verdict
 from scaffpd.tasks.base import EVERYONE, ScoreColumn, ScoreRow
 from scaffpd.training.metrics import NO, NOISE, YES
 
@@ -90,7 +90,7 @@ class ScoreTable(NamedTuple):
     rows: Sequence[tuple[tuple[str, ...], list[Cell]]]
 
 
-def served(run: RunRecord, row: JoiningRow) -> float:
+def served(run: RunRecord, row: ClientRow) -> float:
     """Return how a model serves a client, in the unit that `Task.serving` names."""
     return run.task.served(row.test_loss, row.test_score)
 
@@ -100,14 +100,15 @@ def gained(run: RunRecord, client: str) -> float:
     return run.task.gained(run.joining.gain(client)) if run.joining else 0.0
 
 
-def marked(run: RunRecord, found: JoiningRecord, client: str) -> tuple[str, str]:
+def marked(run: RunRecord, found: Verdict, client: str) -> tuple[str, str]:
     """Return the tone of a client's gain, and the gain in percent, with * where it is clear."""
     tone = TONES[found.pays(client)]
-    moved = percent(gained(run, client), signed=True)
+    share = gained(run, client)
+    moved = percent(share, signed=True) if share >= -TIMES else f"×{plain(1 - share)}"
     return tone, moved if tone == "quiet" else f"{moved}*"
 
 
-def joining_table(run: RunRecord, found: JoiningRecord) -> ScoreTable:
+def joining_table(run: RunRecord, found: Verdict) -> ScoreTable:
     """Make a row for every client: how every model serves it, and what joining changes."""
     measure, _ = run.task.serving
     few = {score.client for score in run.main.clients if uncertain(run, score)}
@@ -163,6 +164,7 @@ def _score(run: RunRecord, name: str, row: ScoreRow) -> Cell:
 def shown_scores(run: RunRecord) -> list[str]:
     """Return the models whose scores are shown: average, fair and personal, and those compared."""
     wanted = {"average", "fair", "personal", run.main.name, *(m.name for m in run.models if m.role)}
+    wanted |= {run.joining.recommendation} if run.joining else set()
     return [name for name in run.scored_models if name in wanted]
 
 
