@@ -51,6 +51,8 @@ from scaffpd.study.comparison import Problem as Problem
 from scaffpd.study.comparison import compare as compare
 from scaffpd.study.gains import Joining as Joining
 from scaffpd.study.joining import joining as joining
+from scaffpd.study.newcomers import Newcomers as Newcomers
+from scaffpd.study.newcomers import newcomers as newcomers
 from scaffpd.study.path import path as path
 from scaffpd.training.cohort import Cohort as Cohort
 from scaffpd.training.history import Checkpoint as Checkpoint

@@ -19,6 +19,7 @@ from scaffpd.pipeline.models import Trained
 from scaffpd.pipeline.prepared import Prepared
 from scaffpd.study.coefficients import CoefficientTable, coefficients, level_contrast
 from scaffpd.study.gains import Joining
+from scaffpd.study.newcomers import Newcomers
 from scaffpd.study.verdict import PERSONAL
 from scaffpd.tasks.base import HeldOutScores
 from scaffpd.training.cohort import Cohort
@@ -54,12 +55,14 @@ class Judged:
         joining: what training together brings, or why that is not known; "" where nobody asks.
         scores: beside losses and the task's measure.
         effects: of lines and categories, in units of the columns.
+        newcomers: which one model serves a site that joins later, where that is asked.
     """
 
     rows: Prepared
     joining: Joining | str = ""
     scores: RunScores = field(default_factory=RunScores)
     effects: CoefficientTable | None = None
+    newcomers: Newcomers | None = None
 
 
 def held_out_scores(

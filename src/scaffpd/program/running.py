@@ -24,6 +24,7 @@ from scaffpd.report.folder import SECRET, RunFolder, reading, title
 from scaffpd.report.recording import record
 from scaffpd.settings.run import RunConfig
 from scaffpd.study.gains import Joining
+from scaffpd.study.newcomers import Newcomers
 
 
 class Screen(Watcher, Protocol):
@@ -65,7 +66,10 @@ def one_run(
     def judge(found: Record) -> Record:
         joining: Joining | str = ""
         table = None
+        late: Newcomers | None = None
         if kind == "path":
+            if config.path.new_sites:
+                late = path.new_sites(config, source, prepared, found.models, screen.phase)
             found = replace(found, models=path.suggested(found.models, prepared))
         else:
             joining = joining_of(config, source, prepared, found.models, screen.phase)
@@ -73,7 +77,7 @@ def one_run(
         scores = held_out_scores(prepared, found.models, joining)
         if kind == "train" and config.privacy is None:
             table = effects(prepared, config.model.personal)
-        return replace(found, own=Judged(prepared, joining, scores, table))
+        return replace(found, own=Judged(prepared, joining, scores, table, late))
 
     with folder.opened(kind, config, fresh):
         found = run(

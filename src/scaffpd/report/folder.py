@@ -48,6 +48,7 @@ TABLES = (
     "rounds.csv",
     "clients.csv",
     "joining.csv",
+    "newcomers.csv",
     "scores.csv",
     "coefficients.csv",
     "effects.csv",

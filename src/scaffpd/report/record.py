@@ -29,6 +29,7 @@ from scaffpd.errors import InputError
 from scaffpd.files import write_file
 from scaffpd.numbers import plural
 from scaffpd.pipeline.judging import CoefficientRow
+from scaffpd.study.newcomers import Newcomers
 from scaffpd.study.verdict import Verdict
 from scaffpd.tasks import measured_by, measuring, named
 from scaffpd.tasks.base import LOSS, BinRow, Measure, ScoreRow, Task
@@ -242,6 +243,7 @@ class RunRecord(RecordPart):
     path: PathRecord | None = None
     privacy: PrivacyRecord | None = None
     joining: Verdict | None = None
+    newcomers: Newcomers | None = None
     scores: list[ScoreRow] = []
     bins: list[BinRow] = []
     curves: list[ScoreRow] = []  # time, observed and predicted survival, by client or third

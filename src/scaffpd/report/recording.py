@@ -74,6 +74,7 @@ def record(
         path=path,
         privacy=_privacy(found.models),
         joining=joining.verdict if isinstance(joining, Joining) else None,
+        newcomers=found.own.newcomers,
         **vars(found.own.scores),
         effects=_effects(effects, prepared) if effects else [],
         between_share=effects.share if effects else None,
@@ -220,6 +221,11 @@ def exports(run: RunRecord) -> dict[str, str]:
             {**name, **_cells(run, score)} for model, name in models for score in model.clients
         ],
         "joining.csv": [_cells(run, row) for row in run.joining.rows] if run.joining else [],
+        "newcomers.csv": [
+            {"objective": one.name, "mean": one.mean, "worst_20": one.worst_20}
+            | {f"loss[{c}]": v for c, v in zip(run.clients, one.losses, strict=False)}
+            for one in (run.newcomers.points if run.newcomers else ())
+        ],
         "scores.csv": [_cells(run, row) for row in run.scores],
         "coefficients.csv": [_cells(run, row) for row in run.coefficients],
         "effects.csv": [{"column": row.column, **row.values} for row in run.effects],

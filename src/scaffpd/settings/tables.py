@@ -118,3 +118,5 @@ class PathSettings(SettingsTable):
 
     points: key.Count = 9
     """Points between the average and the worst case."""
+    new_sites: bool = False
+    """Leave every client out as well: which one model serves a site that joins later?"""

@@ -55,10 +55,11 @@ class Gain:
         """The interval, with its level and its sides."""
         if self.low is None or self.high is None:
             return "too few rows for an interval"
-        one, other = sorted((sided(self.low), sided(self.high)), key=lambda s: s.endswith("lower"))
-        low, side = one.rsplit(" ", 1)
-        if side == other.rsplit(" ", 1)[1] and "%" in one and "%" in other:
-            one = low.removesuffix(" %")
+        one, other = sided(self.low), sided(self.high)
+        side = one.rsplit(" ", 1)[1]
+        if side == other.rsplit(" ", 1)[1] != "high":  # the smaller number first, and the side once
+            first, last = (one, other) if side == "lower" else (other, one)
+            return f"95 % interval: {first.removesuffix(f' % {side}')} to {last}"
         return f"95 % interval: {one} to {other}"
 
 
@@ -197,10 +198,12 @@ class Verdict:
     def sentences(self, task: Task, word: str) -> list[str]:
         """Return the advice, and what it rests on: in units of the target, then in losses."""
         found = [self.advice(task, word), self.scored(task, word), self.compared(task, word)]
+        found += [self.fairness(task, word)] if self.fair else []
         found += [self.chosen, self.tested]
         if AVERAGE in self.by_model and self.shown == PERSONAL:
-            found.append(f"Against one average model it is {self._over(AVERAGE, word)}.")
-        return [*found, self.fairness(task, word)] if self.fair else found
+            against = f"Against one average model the {task.lost} of personal ones is"
+            found.append(f"{against} {self._over(AVERAGE, word)}.")
+        return found
 
     def scored(self, task: Task, word: str) -> str:
         """Give the mean scores of the models that matter."""

@@ -103,8 +103,7 @@ def gained(run: RunRecord, client: str) -> float:
 def marked(run: RunRecord, found: Verdict, client: str) -> tuple[str, str]:
     """Return the tone of a client's gain, and the gain in percent, with * where it is clear."""
     tone = TONES[found.pays(client)]
-    share = gained(run, client)
-    moved = percent(share, signed=True) if share >= -TIMES else f"×{plain(1 - share)}"
+    moved = signed(gained(run, client))
     return tone, moved if tone == "quiet" else f"{moved}*"
 
 
@@ -120,10 +119,26 @@ def joining_table(run: RunRecord, found: Verdict) -> ScoreTable:
         texts = [f"{value:.1f}" if "%" in measure else plain(value) for value in values]
         cells = [Cell(value, text) for value, text in zip(values, texts, strict=True)]
         cells.append(Cell(gained(run, client), moved, tone))
+        cells.append(_interval(run, own[found.shown].gains.get(found.base)))
         rows.append(((f"{client} †" if client in few else client,), cells))
     lower = f"how much lower the {run.task.lower} is with {CALLED[found.shown]} (* clear of noise)"
     heading = f"{capital(measure)}, on held-out rows; gain: {lower}"
-    return ScoreTable(heading, (run.word,), [*found.models, f"gain over {found.base}"], rows)
+    return ScoreTable(
+        heading, (run.word,), [*found.models, f"gain over {found.base}", "95 % interval"], rows
+    )
+
+
+def _interval(run: RunRecord, gain: Gain | None) -> Cell:
+    """Write the 95 % interval of a gain, in the unit that it is shown in."""
+    if gain is None or gain.low is None or gain.high is None:
+        return Cell(None, NOTHING)
+    low, high = (run.task.gained(end) for end in (gain.low, gain.high))
+    return Cell(low, f"{signed(low)} to {signed(high)}")
+
+
+def signed(share: float) -> str:
+    """Write a gain in percent with its sign; a loss that is many times as high as such."""
+    return percent(share, signed=True) if share >= -TIMES else f"×{plain(1 - share)}"
 
 
 def effect_table(run: RunRecord) -> ScoreTable | None:

@@ -38,6 +38,10 @@ SENT = (
 
 def verdict(run: RunRecord) -> list[str]:
     """State the result: the recommendation first, then what it rests on."""
+    return [*_stated(run), *(run.newcomers.sentences(run.word) if run.newcomers else ())]
+
+
+def _stated(run: RunRecord) -> list[str]:
     if run.joining is not None:
         return run.joining.sentences(run.task, run.word)
     main = run.pair[1] if run.pair else run.main
