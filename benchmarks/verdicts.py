@@ -13,18 +13,23 @@ odd      one client of six has the opposite slopes            6 × 60
 regret   by how much the loss of the recommended model is above that of the best, as a share
 shown    tables whose outcome is shown, not a best guess: the power
 wrong    tables whose outcome is shown and false
-named    clients that are said to gain or lose clearly; false of them
+misnamed clients that are said to gain or lose clearly, and do not
 
     OMP_NUM_THREADS=1 python benchmarks/verdicts.py [--tables 200]
 """
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
 import scaffpd as sp
 from scaffpd.study.gains import Joining
+from scaffpd.study.verdict import ALONE, CONSTANT, EQUAL, JOINT, PAYS, TOO_FEW
 
 Array = NDArray[np.float64]
 Rows = list[tuple[Array, Array]]
@@ -88,3 +93,74 @@ def true_losses(found: Joining, fresh: Rows, model: sp.Linear) -> Array:
             for each in own
         ]
     )
+
+
+class Outcome(NamedTuple):
+    """What became of a table."""
+
+    regret: float
+    shown: bool
+    wrong: bool
+    named: int
+    misnamed: int
+
+
+def judged(found: Joining, true: Array) -> Outcome:
+    """Compare what is said with the truth."""
+    said = found.verdict
+    best = said.recommendation
+    loss = dict(zip(found.models, true.mean(1).tolist(), strict=True))
+    others = JOINT if best == ALONE else [m for m in found.models if m != best]
+    holds = min(loss[m] for m in others) >= (1 - EQUAL) * loss[best]
+    if said.outcome == PAYS:
+        holds = loss[best] < min(loss[ALONE], loss[CONSTANT])
+    base, model = (found.models.index(name) for name in (said.base, said.shown))
+    pays = found.pays(said.shown, said.base)
+    wrong = [(p == "yes") != b for p, b in zip(pays, true[base] > true[model], strict=True)]
+    named = [w for p, w in zip(pays, wrong, strict=True) if p != "within noise"]
+    shown = said.outcome != TOO_FEW
+    return Outcome(
+        loss[best] / min(loss.values()) - 1, shown, shown and not holds, len(named), sum(named)
+    )
+
+
+def table(kind: str, seed: int) -> Outcome:
+    """Draw a table, compare the models on it, and look at new rows."""
+    rng = np.random.default_rng([seed, list(KINDS).index(kind)])
+    labels = seed % 2 == 0
+    model = sp.Linear("logistic" if labels else "squared", "auto", True)
+    models = truth(kind, rng)
+    several = splits(rng, drawn(rng, models, KINDS[kind][1], labels), model, SPLITS)
+    true = true_losses(several[0], drawn(rng, models, FRESH, labels), model)
+    return judged(Joining.mean(several), true)
+
+
+def line(kind: str, found: Sequence[Outcome]) -> str:
+    """Return a line of the table."""
+    regret, shown, wrong = (100 * float(np.mean([one[k] for one in found])) for k in range(3))
+    named, misnamed = (sum(one[k] for one in found) for k in (3, 4))
+    share = f"{100 * misnamed / named:.1f} of {named}" if named else "none"
+    most = 100 * max(one.regret for one in found)
+    return f"| {kind} | {regret:.2f} | {most:.1f} | {shown:.0f} | {wrong:.1f} | {share} |"
+
+
+HEAD = """| kind | regret, % | largest | shown, % | wrong, % | clients misnamed, % |
+|---|---:|---:|---:|---:|---:|"""
+
+
+def main() -> None:
+    """Print a line per kind."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tables", type=int, default=200)
+    each = parser.parse_args().tables // len(KINDS)
+    print(f"{each} tables of each kind\n\n{HEAD}")
+    every: list[Outcome] = []
+    for kind in KINDS:
+        found = [table(kind, seed) for seed in range(each)]
+        every += found
+        print(line(kind, found), flush=True)
+    print(line("all", every))
+
+
+if __name__ == "__main__":
+    main()

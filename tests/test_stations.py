@@ -16,7 +16,7 @@ from scaffpd.report.page.figures import figures
 from scaffpd.report.page.verdict import QUESTIONS, answers
 from scaffpd.report.record import RunRecord
 from scaffpd.study import path
-from scaffpd.study.gains import ALONE, AVERAGE, PERSONAL
+from scaffpd.study.verdict import ALONE, AVERAGE, PERSONAL
 
 
 @pytest.fixture(scope="module")

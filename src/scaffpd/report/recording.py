@@ -222,9 +222,9 @@ def exports(run: RunRecord) -> dict[str, str]:
         ],
         "joining.csv": [_cells(run, row) for row in run.joining.rows] if run.joining else [],
         "newcomers.csv": [
-            {"objective": one.name, "mean": one.mean, "worst_20": one.worst_20}
-            | {f"loss[{c}]": v for c, v in zip(run.clients, one.losses, strict=False)}
-            for one in (run.newcomers.points if run.newcomers else ())
+            {"objective": point.name, "client": client, "test_loss": loss}
+            for point in (run.newcomers.points if run.newcomers else ())
+            for client, loss in zip(run.clients, point.losses, strict=True)
         ],
         "scores.csv": [_cells(run, row) for row in run.scores],
         "coefficients.csv": [_cells(run, row) for row in run.coefficients],

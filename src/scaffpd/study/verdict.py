@@ -210,7 +210,7 @@ class Verdict:
         named = dict.fromkeys([self.shown, AVERAGE, ALONE, CONSTANT])
         known = {name: self.by_model[name].score for name in named if name in self.by_model}
         scores = [f"{CALLED[m]} {task.measure.brief(v)}" for m, v in known.items() if v is not None]
-        return f"{task.measure.mean}{self._mean(word)}: {', '.join(scores)}."
+        return f"{task.measure.mean}{self._mean(word)}: {', '.join(scores) or 'not known'}."
 
     def compared(self, task: Task, word: str) -> str:
         """Say how the shown model's loss compares with the base, and for how many it is clear."""

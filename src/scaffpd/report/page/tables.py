@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from scaffpd.numbers import NOTHING, brief, capital, percent, plain, plural, whole
 from scaffpd.report.record import ClientScore, ModelRecord, RunRecord
-from scaffpd.study.verdict import CALLED, TIMES, ClientRow, Verdict
+from scaffpd.study.verdict import CALLED, TIMES, ClientRow, Gain, Verdict
 from scaffpd.tasks.base import EVERYONE, ScoreColumn, ScoreRow
 from scaffpd.training.metrics import NO, NOISE, YES
 
