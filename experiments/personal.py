@@ -44,7 +44,7 @@ def study(load: Callable[[int], Any], seeds: int) -> list[dict[str, Any]]:
                 }
                 for client, (size, _), loss in zip(found.names, found.rows, losses, strict=True)
             ]
-        print(f"seed {seed}: {found.sentence}", flush=True)
+        print(f"seed {seed}: {found}", flush=True)
     return rows
 
 

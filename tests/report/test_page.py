@@ -17,6 +17,7 @@ from scaffpd.report import page as report
 from scaffpd.report.page import embedded, harmless, pictures
 from scaffpd.report.page.figures import figures
 from scaffpd.report.page.vega import PALETTE, SERIES, SHAPES
+from scaffpd.report.page.verdict import verdict
 from scaffpd.report.record import PathRecord, RunRecord
 
 HOSTILE = (
@@ -91,7 +92,7 @@ def test_the_page_is_one_file_that_stands_alone(folders, tmp_path):
     assert "unsafe-eval" not in text.split("</head>")[0]
     run = RunRecord.read(folders["hospitals"])
     plain = text.replace("\u00a0", " ")
-    assert plain.index(run.joining.sentence) < plain.index('id="figure-joining"')
+    assert plain.index(verdict(run)[0]) < plain.index('id="figure-joining"')
     assert f"<pre>{run.config.splitlines()[0]}" in text
     assert report.write(folders["hospitals"]) == folders["hospitals"] / "report.html"
 

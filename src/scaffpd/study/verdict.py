@@ -52,15 +52,20 @@ class Gain:
 
     @property
     def range(self) -> str:
-        """The interval, with its level and its sides."""
+        """The interval with its level, and its sides where there are two."""
         if self.low is None or self.high is None:
             return "too few rows for an interval"
-        one, other = sided(self.low), sided(self.high)
-        side = one.rsplit(" ", 1)[1]
-        if side == other.rsplit(" ", 1)[1] != "high":  # the smaller number first, and the side once
-            first, last = (one, other) if side == "lower" else (other, one)
-            return f"95 % interval: {first.removesuffix(f' % {side}')} to {last}"
-        return f"95 % interval: {one} to {other}"
+        ends = [sided(self.low), sided(self.high)]
+        for side in (" lower", " higher"):
+            if all(end.endswith(side) for end in ends):  # the smaller number first, one unit
+                ends = [end.removesuffix(side) for end in sorted(ends, key=size_of)]
+                ends[0] = ends[0].removesuffix(" %")
+        return f"95 % interval: {' to '.join(ends)}"
+
+
+def size_of(said: str) -> float:
+    """Return the number that a share begins with."""
+    return float(said.split()[0])
 
 
 def sided(share: float, than: str = "") -> str:
