@@ -6,6 +6,7 @@ import contextlib
 import csv
 import io
 import json
+from html import unescape
 
 import numpy as np
 import pytest
@@ -89,7 +90,7 @@ def test_terminal_json_and_page_say_the_same(run, capsys):
     values = json.loads(capsys.readouterr().out)
     assert values["verdict"] == [sentence, *others]
     assert len(values["joining"]["rows"]) == 25
-    page = (folder / "report.html").read_text(encoding="utf-8").replace("\u00a0", " ")
+    page = unescape((folder / "report.html").read_text(encoding="utf-8")).replace("\u00a0", " ")
     assert page.index(sentence) < page.index('id="figure-joining"')
     for one in others:
         assert one in page

@@ -89,11 +89,13 @@ class Newcomers:
         """Return the advice, and what it rests on."""
         many = several(self.clients, word)
         fifth = word if a_fifth(self.clients) == 1 else "fifth"
+        start = f"Of {many}, each is left out in turn, and the others choose an objective:"
         rests = (
-            "Each left out in turn, with an objective that the others choose: for the worst-served "
-            f"{fifth} of {many} the loss is {self.gain.than('with the average model')}, in the "
-            f"mean over them {self.mean.than()}."
+            f"{start} for the worst-served {fifth} the loss is "
+            f"{self.gain.than('with the average model')}, in the mean over them {self.mean.than()}."
         )
+        if self.gain.low == self.gain.high == 0:
+            rests = f"{start} it is the average every time."
         if not self.told:
             first = f"Which one model serves a {word} that joins later cannot be told from {many}"
             return [f"{first}: {LEAST} are needed.", rests]

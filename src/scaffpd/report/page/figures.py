@@ -30,6 +30,9 @@ EXPLAINED = {
     "personal": "near a shared one, each its own",
 }
 DAGGER = "indexof(few, datum.value) >= 0 ? datum.value + ' †' : datum.value"
+ROOM = "clamp(width / 2, 120, 260)"  # pixels for names of columns
+# names of columns often differ at their ends only
+MIDDLE = f"truncate(datum.value, floor({ROOM} / 6.8), 'center')"
 SHARES: Spec = {"domain": [0, 1]}  # a scale
 MOST_COLUMNS = 12
 MOST_ROUNDS = 200  # points of a line: beyond, it looks the same
@@ -386,7 +389,7 @@ def coefficients(run: RunRecord) -> Figure | None:
         if "personal_low" in own
     ]
     unit = run.task.adds_to
-    y = vega.named(called, labelLimit={"expr": "clamp(width / 2, 120, 260)"})
+    y = vega.named(called, labelExpr=MIDDLE, labelLimit={"expr": ROOM})
     x = vega.across("value", f"what one deviation adds to {unit}", LOOSE, grid=True)
     ends: Spec = {"y": y, "x": {**x, "field": "low"}, "x2": {"field": "high"}}
     of = f" of “{brief(run.labels[1])}”" if len(run.labels) == 2 else ""
