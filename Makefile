@@ -8,7 +8,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c co
 # the tests start many processes: compile the package once, whatever the environment says
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test test-deploy test-all lint format types bench docs package clean
+.PHONY: demo test test-deploy test-all coverage lint format types bench docs package release clean
 
 demo: $(VENV)/.demo
 	$(BIN)/scaffpd demo $(DEMO)
@@ -24,6 +24,11 @@ test-deploy: $(READY)
 test-all: $(READY)
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not deploy"
 	$(BIN)/python -m pytest -m deploy
+
+# a number to look at, not a gate
+coverage: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt pytest-cov
+	$(BIN)/python -m pytest -n auto --dist worksteal --cov=scaffpd --cov-report=term:skip-covered
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -59,6 +64,12 @@ package: $(READY)
 	  > "$$(dist/fresh/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/dependencies.pth"
 	cd dist && fresh/bin/python -c "import scaffpd; assert '/fresh/' in scaffpd.__file__, scaffpd.__file__"
 	cd dist && fresh/bin/scaffpd train hospitals --quiet && fresh/bin/scaffpd report runs/hospitals
+
+# tag what the changelog describes and dates; GitHub's workflow `release` publishes the tag
+release: lint types docs test package
+	git diff --quiet HEAD
+	$(BIN)/python docs/release_note.py
+	git tag -a --cleanup=verbatim "v$$($(BIN)/python -c 'import scaffpd; print(scaffpd.__version__)')" -m "$$($(BIN)/python docs/release_note.py)"
 
 # the demo installs what it needs; everything else installs the rest
 $(VENV)/.demo: pyproject.toml constraints.txt

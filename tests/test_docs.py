@@ -163,3 +163,14 @@ def test_an_example_runs(path, tmp_path, monkeypatch):
 def test_the_notebook_prints_what_is_stored_in_it(capsys):
     module = page_module(ROOT / "docs" / "generate_notebook.py")
     assert module.main(check=True) == 0, capsys.readouterr().out
+
+
+def test_a_release_has_the_note_of_its_own_version_and_a_date():
+    page = page_module(ROOT / "docs" / "release_note.py")
+    changes = (
+        "# Changes\n\n## 2.0.0 (2030-01-31)\n\nNew.\n\n### More\n\n## 1.0.0 (unreleased)\n\nOld.\n"
+    )
+    assert page.release_note("2.0.0", changes) == "New.\n\n### More"
+    for version in ("1.0.0", "0.9.0"):
+        with pytest.raises(SystemExit, match="heading"):
+            page.release_note(version, changes)

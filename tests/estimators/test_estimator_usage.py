@@ -10,11 +10,13 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.model_selection import (
     GridSearchCV,
     StratifiedKFold,
+    cross_val_score,
 )
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import scaffpd as sp
+from cases.refusals import refuses
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*got no clients:UserWarning")
 
@@ -82,6 +84,19 @@ def test_a_grid_search_for_the_worst_served(routing):
         for a, b in folds
     ]
     assert search.best_score_ == pytest.approx(np.mean(byhand))
+
+
+def test_personal_models_are_scored_by_client_or_not_at_all(routing):
+    X, y, _, clients = table()
+    model = sp.FairFederatedClassifier(personal=True).set_fit_request(clients=True)
+    given = {"cv": StratifiedKFold(3), "params": {"clients": clients}, "error_score": "raise"}
+    with refuses("score-of-personal-models"):
+        cross_val_score(model.set_score_request(clients=False), X, y, **given)
+    scores = cross_val_score(model.set_score_request(clients=True), X, y, **given)
+    assert len(scores) == 3
+    a, b = next(StratifiedKFold(3).split(X, y))
+    byhand = clone(model).fit(X[a], y[a], clients=clients[a])
+    assert scores[0] == min(byhand.score_by_client(X[b], y[b], clients[b]).values())
 
 
 @sklearn.config_context(enable_metadata_routing=False)

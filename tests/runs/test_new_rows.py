@@ -220,7 +220,7 @@ def test_the_command_keeps_columns_scores_clients_and_overwrites_nothing(
     assert "all rows" in shown
     header, first, *rest = (folder / "predictions.csv").read_text().splitlines()
     start, *labels = header.split(",probability of ")
-    assert start == f"{name},client,predicted,probability"
+    assert start == f"{name},client,trained,predicted,probability"
     *_, answer, sure, no, yes = first.split(",")
     assert float(no) + float(yes) == pytest.approx(1, abs=2e-6)
     assert float(sure) == max(float(no), float(yes))
@@ -234,7 +234,25 @@ def test_the_command_keeps_columns_scores_clients_and_overwrites_nothing(
     assert "already" in capsys.readouterr().err
     assert cli.run(["predict", "run", "p.csv", "--overwrite", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["scores"][-1]["group"] == "all rows"
+    assert cli.run(["predict", "run", "p.csv", "--overwrite", "--quiet"]) == 0
+    assert capsys.readouterr().out == ""
     assert cli.run(["predict", "run", "p.csv", "--overwrite", "--keep", "client_"]) == 2
+
+
+def test_rows_that_were_trained_on_are_marked(tmp_path):
+    config = asked(patients(tmp_path / "p.csv"), data_test=0.3, training={"splits": 0})
+    run_whole(config, tmp_path / "run")
+    found = predict(tmp_path / "run", tmp_path / "p.csv")
+    rows = read_table(tmp_path / "p.csv", client="hospital", target="outcome", test=0.3).rows
+    mine = np.array(found.clients)
+    for client in rows:
+        np.testing.assert_array_equal(found.trained[mine == client.name], ~client.held)
+    assert any("were trained on (column trained)" in remark for remark in found.remarks)
+    others = [line.replace("north,", "nowhere,") for line in lines(tmp_path)]
+    (tmp_path / "q.csv").write_text("\n".join(others[:1] + [o for o in others if "nowhere" in o]))
+    assert predict(tmp_path / "run", tmp_path / "q.csv").trained is None
+    (tmp_path / "p.csv").unlink()
+    assert predict(tmp_path / "run", tmp_path / "q.csv").trained is None
 
 
 def test_clients_get_their_own_models_and_strangers_the_shared_one(tmp_path):

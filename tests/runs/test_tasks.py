@@ -101,7 +101,7 @@ def test_a_task_is_one_class_and_one_line(beds, monkeypatch, capsys):
     assert "guessed\ntoo" not in told
     assert "distance" in told
     header = Path("predictions.csv").read_text().splitlines()[0]
-    assert header == "client,predicted,probability"
+    assert header == "client,trained,predicted,probability"
 
 
 def test_a_task_refuses_what_it_cannot_read(beds, monkeypatch):

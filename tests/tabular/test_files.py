@@ -10,6 +10,7 @@ import pytest
 from cases.refusals import refuses
 from cases.tables import PLAIN, N, X, labelled, opened, read, text, with_column, write
 from scaffpd.data.tabular.formats import open_table
+from scaffpd.errors import InputError
 
 arrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -57,7 +58,7 @@ def test_a_file_ends_in_a_table_and_what_was_detected_is_said(tmp_path, case):
 
 LONG = [10**24 + 997 * 10**18 * k * k for k in range(60)]
 WIDE = [("ab"[k % 2], k % 9, k % 3 % 2) for k in range(60)]
-NAMES = "a name for every row, not a quantity"
+NAMES = "names, not quantities"
 SAID = {  # content, features that are left, what is said
     "count target": (labelled(lambda k: k % 10), ("x",), "--task counts or classification"),
     "few labels": (labelled(lambda k: k % 3), ("x",), "is read as 3 labels; --task regression"),
@@ -65,10 +66,13 @@ SAID = {  # content, features that are left, what is said
     "six digits": (with_column(lambda k: 100_000 + 7919 * k, rows=WIDE), ("x",), NAMES),
     "called so": (with_column(lambda k: 7 * k, "patient_id", WIDE), ("x",), NAMES),
     "consecutive": (with_column(lambda k: k + 1000, rows=WIDE), ("x",), NAMES),
+    "subjects": (with_column(lambda k: k // 2, "ID", 2 * WIDE), ("x",), "--split-by ID keeps"),
     "unique texts": (with_column(lambda k: f"n{k}"), ("x",), "24 different texts in 24 rows"),
     "constant": (with_column(lambda k: "u"), ("x",), "the same value everywhere"),
     "empty": (with_column(lambda k: ""), ("x",), "no values"),
-    "money": (with_column(lambda k: f"€{k}"), ("x",), "24 different texts in 24 rows"),
+    "money": (with_column(lambda k: f"€{k}"), ("x", "z"), "'z' is read as numbers in €"),
+    "per cent": (with_column(lambda k: f"{k / 8} %"), ("x", "z"), "'z' is read as numbers in %"),
+    "two marks": (with_column(lambda k: f"{'€$'[k % 2]}{k}"), ("x",), "24 different texts"),
     "truth": (with_column(lambda k: k % 2 == 0), ("x", "z=False", "z=True"), ""),
     "dates": (with_column(lambda k: f"2024-01-{k + 1:02}"), ("x",), "holds dates such as '2024-01"),
     "german": (with_column(lambda k: f"{k + 1}.1.2024"), ("x",), "holds dates such as '1.1.2024'"),
@@ -96,6 +100,15 @@ def test_what_is_asked_for_by_name_is_learnt_from(tmp_path):
     assert empty.schema["columns"][1]["categories"] == []
 
 
+def test_amounts_with_one_mark_are_numbers_and_dropped_columns_are_not_learnt_from(tmp_path):
+    rows = [(site, f"{x:.2f}%", k) for k, (site, x, _) in enumerate(PLAIN)]
+    found = opened(tmp_path, with_column(lambda k: k, "y", rows), target="x", drop=("y",))
+    assert found.task.name == "regression"
+    np.testing.assert_array_equal(found.rows[0].target.values, X[::2])
+    assert [column.name for column in found.rows[0].table.columns] == ["ill"]
+    assert "Target 'x' is read as numbers in %." in found.remarks
+
+
 REFUSED = {
     "empty": ("a.csv", "", "empty-file", {}),
     "names alone": ("a.csv", "site,x,ill\n", "no-rows", {}),
@@ -117,11 +130,19 @@ REFUSED = {
     "infinite": ("a.csv", text() + "a,inf,1\n", "infinite-value", {}),
     "money as target": (
         "a.csv",
-        text([(*row[:2], f"${k}.5") for k, row in enumerate(3 * PLAIN)]),
+        text([(*row[:2], f"{'$€'[k % 2]}{k}.5") for k, row in enumerate(3 * PLAIN)]),
         "texts-in-target",
         {},
     ),
     "texts as numbers": ("a.csv", labelled(lambda k: "uv"[k % 2]), "texts-in-target", "regression"),
+    "many labels": (
+        "a.csv",
+        text([(*row[:2], f"n{k}") for k, row in enumerate(3 * PLAIN)]),
+        "too-many-labels",
+        "classification",
+    ),
+    "sheet of a text": ("a.csv", text(), "no-workbook", {"sheet": "one"}),
+    "no such column to drop": ("a.csv", text(), "unknown-name", {"drop": ("y",)}),
     "parts as labels": ("a.csv", labelled(lambda k: k / 2), "labels-not-whole", "classification"),
     "constant number": ("a.csv", labelled(lambda _: 1.5), "constant-target", {}),
     "constant label": ("a.csv", labelled(lambda _: 1), "constant-target", {}),
@@ -163,8 +184,14 @@ def test_excel_with_dates_truth_values_and_marks_of_missing_values(tmp_path):
     for k, (site, x, ill) in enumerate(PLAIN):
         row = [site, x, k % 2 == 0, datetime(2024, 3, 1 + k), cells[k], cells[k] or "zero", ill]
         book.active.append(row)
+    book.create_sheet("notes").append(["a", "b"])
     book.save(tmp_path / "a.xlsx")
     found = read(tmp_path / "a.xlsx")
+    assert any("Sheet 'Sheet' is read, not 'notes'" in remark for remark in found.remarks)
+    assert not any("Sheet" in one for one in read(tmp_path / "a.xlsx", sheet="Sheet").remarks)
+    for sheet, what in (("notes", "column"), ("x", "sheet")):
+        with pytest.raises(InputError, match=f"Unknown {what} of"):
+            read(tmp_path / "a.xlsx", sheet=sheet)
     x, smoker, gaps, mixed = found.rows[0].table.columns
     np.testing.assert_array_equal(x.values, X[::2])
     assert (smoker.kind, gaps.kind, mixed.categories) == ("number", "number", (*"123456", "zero"))

@@ -17,6 +17,7 @@ from scaffpd.cli.commands import (
     listed,
     option,
     print_json,
+    quiet,
     switch,
 )
 from scaffpd.cli.screens import LINES, MOST, print_table, say, section, terminal
@@ -162,16 +163,20 @@ def report(run: Path, out: Path | None, form: str) -> None:
     show_default="the recommended one",
 )
 @option("--keep", help="Columns to copy, with commas: an id, say.")
+@option("--sheet", help="Sheet of a workbook.", show_default="the first")
 @switch("--overwrite", help="Replace an existing file.")
 @as_json
+@quiet
 def predict(
     run: Path,
     table: Path,
     out: Path,
     model: str | None,
     keep: str | None,
+    sheet: str | None,
     overwrite: bool,
     as_json: bool,
+    quiet: bool,
 ) -> None:
     """Apply a trained model to new rows, in their order; score it if they have the target.
 
@@ -193,12 +198,14 @@ def predict(
             "file-exists", f"{str(out)!r} already exists: choose another --out, or --overwrite."
         )
     copied = listed(keep)
-    found = answer(run, table, model, copied)
+    found = answer(run, table, model, copied, sheet)
     chances = {"probability": found.probability}
     if found.survival is not None:
         chances = {f"probability to survive {t:g}": own for t, own in found.survival.items()}
+    trained = [] if found.trained is None else found.trained.tolist()
     columns: Columns = {
         "client": found.clients,
+        **({"trained": ["yes" if one else "no" for one in trained]} if trained else {}),
         "predicted" if found.survival is None else "risk": found.predicted,
         **chances,
         **dict(zip((f"probability of {v}" for v in found.labels), found.shares.T, strict=False)),
@@ -210,7 +217,8 @@ def predict(
                 f"--keep {name}: the predictions already have a column of that name.",
             )
     scored = found.scores()
-    write_predictions(out, {name: found.copied[name] for name in copied} | {**columns}, as_json)
+    silent = as_json or quiet
+    write_predictions(out, {name: found.copied[name] for name in copied} | {**columns}, silent)
     rows: list[dict[str, object]] = [
         {"by": row.by, "group": row.group, "rows": row.rows, **row.values} for row in scored
     ]
@@ -220,6 +228,7 @@ def predict(
     if as_json:
         about = {"predictions": str(out), "model": found.model}
         print_json({**about, "remarks": list(found.remarks), "scores": rows})
+    if silent:
         return
     if scored:
         _show_scores(terminal(), found, scored)

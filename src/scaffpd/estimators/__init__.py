@@ -142,6 +142,7 @@ class FairFederatedClassifier(ClassifierMixin, FairFederated):  # type: ignore[m
         """Return the accuracy over all rows; given `clients`, the mean over the fifth of them that
         is served worst.
         """
+        self._check_scored(clients)
         if clients is None:
             return float(super().score(X, y, sample_weight))
         return self._worst_fifth(X, y, sample_weight, clients)
@@ -217,6 +218,7 @@ class FairFederatedRegressor(RegressorMixin, FairFederated):  # type: ignore[mis
         """Return R² over all rows; given `clients`, the mean over the fifth of them that is served
         worst.
         """
+        self._check_scored(clients)
         if clients is None:
             return float(super().score(X, y, sample_weight))
         return self._worst_fifth(X, y, sample_weight, clients)

@@ -337,6 +337,16 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         )
         return scores
 
+    def _check_scored(self, clients: Data) -> None:
+        """Refuse to score personal models as if they were the shared one."""
+        if clients is None and len(getattr(self, "client_coef_", ())) > 1:
+            raise InputError(
+                "score-of-personal-models",
+                "Every client has a model of its own: pass clients= to score. In cross_val_score "
+                "and searches set_score_request(clients=True) sends them, with "
+                "set_config(enable_metadata_routing=True).",
+            )
+
     def _worst_fifth(self, X: Data, y: ArrayLike, sample_weight: Data, clients: Data) -> float:
         """Return the mean score over the ⌈N/5⌉ clients that are served worst; rows of one client
         count alike.

@@ -12,11 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaffpd.data.tabular.agree import width
+from scaffpd.data.tabular.clients import read_clients, texts_of
 from scaffpd.data.tabular.columns import CATEGORY, NUMBER, DataColumn, FeatureTable, Mask, Matrix
 from scaffpd.data.tabular.encode import ClientRows
 from scaffpd.data.tabular.formats import OpenTable, open_table
 from scaffpd.data.tabular.read import number, read_columns
+from scaffpd.data.tabular.settings import TableSettings
 from scaffpd.errors import InputError, unknown
+from scaffpd.fields import read_toml, validated
 from scaffpd.numbers import several
 from scaffpd.report.record import RunRecord, TableReading, is_run
 from scaffpd.settings.model_file import (
@@ -31,6 +34,8 @@ from scaffpd.study.verdict import MODELS
 from scaffpd.tasks.base import ScoreRow, Target, Task
 
 NOBODY = ""  # rows without a client belong together
+MOST_COMPARED = 5_000_000  # cells up to which rows are compared with those that were trained on
+DIFFERENT = 0.9  # share of training rows that are like no other, where values tell rows apart
 Fills = Mapping[str, Mapping[str, float | str]]
 
 
@@ -51,6 +56,7 @@ class Predictions:
     # of times to an event: the chance to survive each time for which it is known
     survival: Mapping[float, Matrix] | None = field(default=None, repr=False)
     model: str = ""  # which of the run's models
+    trained: Mask | None = field(default=None, repr=False)  # rows that it was trained on, if any
 
     @property
     def probability(self) -> Matrix:
@@ -77,7 +83,11 @@ class Predictions:
 
 
 def predict(
-    run: Path, file: Path, model: str | None = None, copy: Sequence[str] = ()
+    run: Path,
+    file: Path,
+    model: str | None = None,
+    copy: Sequence[str] = (),
+    sheet: str | None = None,
 ) -> Predictions:
     """Apply a model of a run's folder to a table.
 
@@ -87,6 +97,7 @@ def predict(
         model: "constant", "alone", "average", "fair" or "personal" (a client's own, and the shared
             one for clients that were not trained on); `None` takes the recommended one.
         copy: columns of the table to return beside the predictions.
+        sheet: of a workbook; `None` takes the first.
     """
     file_of = _model_file(run, model)
     record = RunRecord.read(file_of.parent) if is_run(file_of.parent) else None
@@ -108,12 +119,18 @@ def predict(
     reading = (record and record.reading) or TableReading(client="", target="")
     fills: Fills = record.fills if record else {}
     owners = read_owners(file_of)
-    table = open_table(file)
+    table = open_table(file, sheet=sheet)
     for name in copy:
         if name not in table.names:
             raise unknown(f"column of {file.name!r},", name, table.names)
     columns, owner = _columns(table, setup, reading)
     remarks = _unseen(columns, setup, owner, fills)
+    trained = _trained(file_of.parent, columns, owner)
+    if trained is not None:
+        remarks.append(
+            f"{several(int(trained.sum()), 'row')} have the values of rows that were trained on "
+            "(column trained): scores of these are too good."
+        )
     if owner is not None:
         columns = _filled(columns, owner, fills)
     rows = len(columns[0].values)
@@ -156,8 +173,34 @@ def predict(
     copied = {name: table.columns[name].to_pylist() for name in copy}
     said = (*remarks, *unsure)
     return Predictions(
-        setup.task, names, predicted, shares, copied, labels, truth, said, survival, used
+        setup.task, names, predicted, shares, copied, labels, truth, said, survival, used, trained
     )
+
+
+def _trained(folder: Path, columns: Sequence[DataColumn], owner: DataColumn | None) -> Mask | None:
+    """Mark rows that the run was trained on, by client and values; `None` where there are none, its
+    table is gone, or rows cannot be told from others by their values.
+    """
+    file = folder / "config.toml"
+    if owner is None or not file.exists() or owner.values.size * len(columns) > MOST_COMPARED:
+        return None
+    try:
+        values = read_toml(file, {})
+        source = validated(TableSettings, values["data"], file)
+        learnt = read_clients(source).clients(values["training"]["seed"]).rows
+    except (InputError, KeyError, TypeError):
+        return None
+    known = []
+    for one in learnt:
+        own = {column.name: column for column in one.table.take(~one.held).columns}
+        if not {column.name for column in columns} <= own.keys():
+            return None
+        cells = [texts_of(own[column.name]) for column in columns]
+        known += [(one.name, *row) for row in zip(*cells, strict=True)]
+    rows = zip(texts_of(owner), *map(texts_of, columns), strict=True)
+    different = set(known)
+    found = np.array([row in different for row in rows])
+    return found if found.any() and len(different) > DIFFERENT * len(known) else None
 
 
 def promise(run: Path) -> str | None:

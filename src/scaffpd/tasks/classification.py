@@ -26,7 +26,7 @@ from scaffpd.tasks.base import (
 
 # whole numbers with more different values than this are taken for amounts, not for labels
 GUESSED = 5
-MANY_TEXTS = 50  # a target of texts with more labels than this, and than half the rows, is refused
+MOST_LABELS = 50
 LARGEST = 2**53  # whole numbers up to here survive JSON
 # the most bins of a reliability table, and the fewest rows in each
 BINS = 10
@@ -79,14 +79,22 @@ class Classification(Task):
     def suits(self, column: TargetColumn) -> bool:
         """Return whether a column has texts that are no names, or few whole numbers."""
         if column.categories:
-            return len(column.categories) <= max(MANY_TEXTS, len(column.values) / 2)
+            return len(column.categories) <= MOST_LABELS
         distinct = np.unique(column.values)
         return len(distinct) <= GUESSED and not len(_odd(distinct))
 
     def read(self, owner: str, column: TargetColumn) -> Target:
+        distinct, places = np.unique(column.values, return_inverse=True)
+        if len(distinct) > MOST_LABELS:
+            some = column.categories[:2] or tuple(f"{v:g}" for v in distinct[:2])
+            raise InputError(
+                "too-many-labels",
+                f"{owner} has {len(distinct):,} labels such as {' and '.join(some)} in its target "
+                f"{column.name!r}: {MOST_LABELS} at most. Are they numbers (money, per cent), or "
+                "names that could be put into groups?",
+            )
         if column.categories:
             return Target(self, column.values.astype(np.int64), column.categories, column.note)
-        distinct, places = np.unique(column.values, return_inverse=True)
         odd = _odd(distinct)
         if len(odd):
             raise InputError(

@@ -207,7 +207,7 @@ def _read(source: TableSettings) -> _Rows:
                 "column-of-two-roles",
                 f"Column {name!r} is the {what}, so it cannot be a feature.",
             )
-    table = open_table(*source.file)
+    table = open_table(*source.file, sheet=source.sheet)
     parts = [PART] if isinstance(source.test, Path) else []
     if isinstance(source.test, Path):
         if source.split_by is not None:
@@ -215,7 +215,7 @@ def _read(source: TableSettings) -> _Rows:
                 "two-splits",
                 "--split-by has nothing to split: the held-out rows are a table of their own.",
             )
-        both = [table, open_table(source.test)]
+        both = [table, open_table(source.test, sheet=source.sheet)]
         table = stacked(source.file[0], both, ["train", "test"], PART)
     roles = (
         *((source.split_by, "split"), (source.weight, "weight"), (source.offset, "offset")),
@@ -224,10 +224,11 @@ def _read(source: TableSettings) -> _Rows:
     for one, what in roles:
         if one is not None:
             needed.setdefault(one, what)
-    for name in source.groups:
+    for name in (*source.groups, *source.drop):
         if name not in table.names:
             raise unknown(f"column of {source.file[0].name!r},", name, table.names)
-    learnt = [name for name in source.columns or table.names if name not in {*needed, PART}]
+    left = {*needed, PART, *source.drop}
+    learnt = [name for name in source.columns or table.names if name not in left]
     names = dict.fromkeys([*needed, *learnt, *source.groups, *parts])
     categories = [*source.categories, source.client, *parts]
     columns, dropped = read_columns(
@@ -278,7 +279,7 @@ def _groups(found: _Rows, rows: list[ClientRows]) -> dict[str, list[NDArray[np.o
     cut: dict[str, list[NDArray[np.object_]]] = {}
     owner = found.owner
     for column in found.groups:
-        values = np.array(_texts(column), dtype=object)
+        values = np.array(texts_of(column), dtype=object)
         different = len(set(values.tolist()))
         if different > MOST_GROUPS:
             raise InputError(
@@ -292,7 +293,7 @@ def _groups(found: _Rows, rows: list[ClientRows]) -> dict[str, list[NDArray[np.o
     return cut
 
 
-def _texts(column: DataColumn) -> list[str]:
+def texts_of(column: DataColumn) -> list[str]:
     if column.kind == CATEGORY:
         return [MISSING if k < 0 else column.categories[k] for k in column.values]
     if column.kind == DATE:
@@ -312,6 +313,12 @@ def _features(source: TableSettings, columns: list[DataColumn], remarks: list[st
         else:
             used.append(column)
             remarks += [f"Column {column.name!r} {column.note}."] if column.note else []
+        subjects = 0 if source.split_by or source.test == 0 else _subjects(column)
+        if subjects:
+            remarks.append(
+                f"Column {column.name!r} repeats {subjects:,} values: if it names subjects, "
+                f"--split-by {column.name} keeps the rows of each on one side."
+            )
     if not used:
         why = " ".join(remark for remark in remarks if remark.startswith("Column "))
         raise InputError(
@@ -336,7 +343,14 @@ def useless(column: DataColumn) -> str | None:
             return f"{len(distinct)} different texts in {several(len(column.values), 'row')}"
         return None
     named = _names_rows(column.name, there, distinct)
-    return "a name for every row, not a quantity" if named else None
+    return "names, not quantities" if named else None
+
+
+def _subjects(column: DataColumn) -> int:
+    """Return how many names a column called an id has, where most of them stand in several rows."""
+    there, rows = np.unique(column.values[~column.missing], return_counts=True)
+    repeated = NAMED.search(column.name) and len(there) >= MANY and np.median(rows) > 1
+    return len(there) if repeated else 0
 
 
 def _names_rows(name: str, there: Values, distinct: Matrix) -> bool:
@@ -345,11 +359,11 @@ def _names_rows(name: str, there: Values, distinct: Matrix) -> bool:
         return False
     if np.abs(distinct).max() > 2**53:  # whole numbers this large are not exact: none was measured
         return True
+    if len(distinct) > MANY and NAMED.search(name):
+        return True
     digits = np.unique(np.floor(np.log10(np.maximum(np.abs(distinct), 1))))
     alike = len(digits) == 1 and digits[0] + 1 >= DIGITS
-    return len(distinct) == len(there) and bool(
-        np.all(np.diff(distinct) == 1) or alike or NAMED.search(name)
-    )
+    return len(distinct) == len(there) and bool(np.all(np.diff(distinct) == 1) or alike)
 
 
 def _cut(

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from scaffpd.data.tabular.columns import MISSING, is_missing
-from scaffpd.errors import InputError, first_line
+from scaffpd.errors import InputError, first_line, unknown
 from scaffpd.numbers import several
 
 if TYPE_CHECKING:
@@ -95,8 +95,11 @@ class OpenTable:
         return names
 
 
-def open_table(*paths: Path) -> OpenTable:
-    """Open a file; several of them, or all tables of a folder, become one with a column `file`."""
+def open_table(*paths: Path, sheet: str | None = None) -> OpenTable:
+    """Open a file; several of them, or all tables of a folder, become one with a column `file`.
+
+    Of workbooks it reads the `sheet` of that name, or the first.
+    """
     path, *more = paths
     if (path / "config.toml").exists() and (path / "run.json").exists():
         raise InputError(
@@ -105,9 +108,9 @@ def open_table(*paths: Path) -> OpenTable:
             f"{str(path / 'config.toml')!r}.",
         )
     if path.is_dir() and not more:
-        return _several(path, tables_of(path))
+        return _several(path, tables_of(path), sheet)
     if more:
-        return _several(path, paths)
+        return _several(path, paths, sheet)
     kind = kind_of(path)
     if not kind:
         raise InputError(
@@ -118,8 +121,12 @@ def open_table(*paths: Path) -> OpenTable:
         if kind in TEXT:
             data = gzip.decompress(data) if path.suffix.lower() == ".gz" else data
             found = CsvText(path, *_utf8(path, data)).opened()
+        elif kind in PARQUET:
+            found = OpenTable(path, _parquet(path, data))
         else:
-            found = OpenTable(path, (_parquet if kind in PARQUET else _excel)(path, data))
+            found = _excel(path, data, sheet)
+    if sheet is not None and kind not in EXCEL:
+        raise InputError("no-workbook", f"{path.name!r} has no sheets: leave --sheet out.")
     for name, number in Counter(found.names).items():
         if name and number > 1:
             raise InputError(
@@ -155,7 +162,7 @@ def entry_target(entry: str, y: ArrayLike) -> OpenTable:
     return OpenTable(Path(entry), pyarrow.table({"y": column}))
 
 
-def _several(path: Path, files: Sequence[Path]) -> OpenTable:
+def _several(path: Path, files: Sequence[Path], sheet: str | None) -> OpenTable:
     """Open several files as one table; the column `file` has names that tell them from others."""
     for file in files:
         if file.is_dir():
@@ -172,7 +179,7 @@ def _several(path: Path, files: Sequence[Path]) -> OpenTable:
             "file-named-twice",
             f"Several files are called {twin!r}: give every client's file its own name.",
         )
-    found = stacked(path, [open_table(file) for file in files], labels)
+    found = stacked(path, [open_table(file, sheet=sheet) for file in files], labels)
     named = f": {', '.join(labels[:6])}{' and others' if len(labels) > 6 else ''}"
     where = f" in {path.name!r}" if path.is_dir() else named
     return replace(found, remarks=(f"{several(len(files), 'file')}{where}.", *found.remarks))
@@ -343,23 +350,31 @@ def _parquet(path: Path, data: bytes) -> ArrowTable:
     return found.drop_columns([name for name in index if name in found.column_names])
 
 
-def _excel(path: Path, data: bytes) -> ArrowTable:
-    """Read the first sheet, whose first row names the columns."""
+def _excel(path: Path, data: bytes, sheet: str | None) -> OpenTable:
+    """Read a sheet, whose first row names the columns; say which others there are."""
     import pyarrow
     from openpyxl import load_workbook
     from openpyxl.utils.exceptions import InvalidFileException
 
     try:
         book = load_workbook(io.BytesIO(data), read_only=True, data_only=True)
+        sheets = {one.title: one for one in book.worksheets}
+        if sheet is not None and sheet not in sheets:
+            raise unknown(f"sheet of {path.name!r},", sheet, sheets)
+        name = sheet or next(iter(sheets))
         header, *rows = (
             [*row]
-            for row in book.worksheets[0].iter_rows(values_only=True)
+            for row in sheets[name].iter_rows(values_only=True)
             if any(cell is not None for cell in row)
         )
+    except InputError:
+        raise
     except (InvalidFileException, KeyError, ValueError):
         raise InputError(
             "empty-sheet", f"{path.name!r} has no sheet with column names in its first row."
         ) from None
+    others = [repr(one) for one in sheets if one != name]
+    said = f"Sheet {name!r} is read, not {', '.join(others)}: --sheet chooses another."
     names = []
     columns = []
     for k, name in enumerate("" if cell is None else str(cell).strip() for cell in header):
@@ -371,7 +386,8 @@ def _excel(path: Path, data: bytes) -> ArrowTable:
             columns.append(pyarrow.array(cells))
         except (pyarrow.ArrowException, OverflowError):  # several types become texts
             columns.append(pyarrow.array([None if one is None else str(one) for one in cells]))
-    return pyarrow.table(columns, names)
+    remarks = (said,) if others and sheet is None else ()
+    return OpenTable(path, pyarrow.table(columns, names), remarks=remarks)
 
 
 def stacked(

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+")
 THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+")  # could be a decimal comma, too
 DAY = re.compile(r"(\d{1,2})([./])(\d{1,2})[./](\d{4})(.*)")
+UNITS = "%‰€$£¥₹"  # marks that a column of numbers may have before or behind every one
 MIDNIGHT = re.compile(r"( 00:00:00)?(\.0+)?$")
 
 
@@ -152,15 +153,17 @@ class _Columns:
         distinct, codes = _distinct(cells)
         if chosen:
             return categorical(name, distinct, codes)
+        unit = "" if what == "label" else unit_of(distinct)
+        bare = [cell.replace(unit, "").strip() for cell in distinct] if unit else distinct
         for decimal in self.decimals:
-            numbers = [number(cell, decimal) for cell in distinct]
+            numbers = [number(cell, decimal) for cell in bare]
             proof = decimal == "." or any(
-                "," in cell and not THOUSANDS.fullmatch(cell.strip()) for cell in distinct
+                "," in cell and not THOUSANDS.fullmatch(cell.strip()) for cell in bare
             )
             if None not in numbers and (proof or len(self.decimals) == 1):
-                if decimal == "," or any("." in cell for cell in distinct):
+                if decimal == "," or any("." in cell for cell in bare):
                     self._mark(decimal, name)
-                return self._numeric(name, np.array(numbers, dtype=np.float64)[codes])
+                return self._numeric(name, np.array(numbers, dtype=np.float64)[codes], unit)
         found = None if what in ("label", "target") else self._dates(name, distinct, codes)
         return found or self._texts(name, distinct, codes)
 
@@ -206,8 +209,8 @@ class _Columns:
             return categorical(name, *_distinct(cells))
         return self._numeric(name, _floats(cells, safe=False))
 
-    def _numeric(self, name: str, values: Matrix) -> DataColumn:
-        note = ""
+    def _numeric(self, name: str, values: Matrix, unit: str = "") -> DataColumn:
+        note = f"is read as numbers in {unit}" if unit else ""
         if len(self.decimals) == 2 and self.marks.get(",") == name:
             note = "is read with decimal commas, as the rest of the file is"
         made = numeric(name, values, repr(self.table.path.name), self._place)
@@ -239,6 +242,16 @@ def _all(read: Callable[[str], float | None], cells: Sequence[str]) -> list[floa
             return None
         found.append(value)
     return found
+
+
+def unit_of(cells: Sequence[str]) -> str:
+    """Return the mark, such as % or €, that all cells have before or behind a number, or ""."""
+    there = [cell.strip() for cell in cells if not is_missing(cell)]
+    marks = {mark for cell in there[:1] for mark in (cell[0], cell[-1]) if mark in UNITS}
+    for mark in marks:
+        if all(cell.count(mark) == 1 and mark in (cell[0], cell[-1]) for cell in there):
+            return mark
+    return ""
 
 
 def number(cell: str, decimal: str) -> float | None:

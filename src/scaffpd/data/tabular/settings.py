@@ -80,6 +80,10 @@ class TableSettings(ColumnSettings):
 
     # one table, a folder of them, or several with the same columns
     file: key.FileNames
+    sheet: key.Text | None = None
+    """Sheet of a workbook; left out, the first."""
+    drop: key.Texts = ()
+    """Columns not to learn from, with commas."""
     client: key.Column
     """Column with every row's client; file: each file is a client."""
     word: key.Text = "client"
