@@ -14,17 +14,27 @@ fair     tables in which a fair objective is recommended
 wrong    those of them in which the gain on new clients is none
 
     OMP_NUM_THREADS=1 python benchmarks/newcomers.py [--tables 12]
+
+and what it says of real tables, schools from SCAFFPD_DATA:
+
+    OMP_NUM_THREADS=1 SCAFFPD_DATA=... python benchmarks/newcomers.py --real
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import sys
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 import scaffpd as sp
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from experiments.datasets import school
 
 Array = NDArray[np.float64]
 KINDS = ("alike", "slopes", "groups")
@@ -79,7 +89,12 @@ def main() -> None:
     """Print a line per kind."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tables", type=int, default=12)
-    tables = parser.parse_args().tables
+    parser.add_argument("--real", action="store_true")
+    asked = parser.parse_args()
+    if asked.real:
+        real()
+        return
+    tables = asked.tables
     print(f"{tables} tables of each kind, gains in %\n")
     print("| kind | claimed | unnested | true | fair | wrong |\n|---|---:|---:|---:|---:|---:|")
     every = []
@@ -88,6 +103,20 @@ def main() -> None:
         every += rows
         print(line(kind, rows), flush=True)
     print(line("all", every))
+
+
+def real() -> None:
+    """Print what is said of schools, stations and hospitals."""
+    tables = (
+        ("school", school(seed=0), "squared"),
+        ("station", sp.data.beijing_air(), "squared"),
+        ("hospital", sp.data.heart_disease(), "logistic"),
+    )
+    for word, silos, loss in tables:
+        found = sp.newcomers(sp.Cohort(silos.train, sp.Linear(loss, "auto", True)))
+        print(*found.sentences(word), flush=True)
+        for one in found.points:
+            print(f"    {one.name}: mean {one.mean:.4f}, worst fifth {one.worst_20:.4f}")
 
 
 def line(kind: str, rows: list[tuple[float, float, float, bool]]) -> str:

@@ -151,7 +151,7 @@ def test_a_path_asks_for_new_sites(tmp_path, capsys):
     folder = tmp_path / "run"
     assert cli.run([*words.split(), "--new-sites", "--out", str(folder), "--json"]) == 0
     values = json.loads(capsys.readouterr().out)
-    assert "joins later cannot be told from 3 clients" in " ".join(values["verdict"])
+    assert "joins later cannot be said from 3 clients" in " ".join(values["verdict"])
     run = RunRecord.read(folder)
     assert run.newcomers.clients == 3
     (figure,) = [one for one in figures(run) if one.name == "newcomers"]

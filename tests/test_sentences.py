@@ -156,7 +156,7 @@ def test_what_is_said_of_new_sites_follows_from_the_fields(clients, gain, mean, 
     points = [LeftOut("average", 1.0, 2.0), LeftOut("ρ = 1", 1.1, 1.9)]
     found = Newcomers(points, best, gain, mean, clients)
     first, rests = found.sentences(WORD)
-    assert ("cannot be told" in first) == (clients < LEAST)
+    assert ("cannot be said" in first) == (clients < LEAST)
     clear = gain.low is not None and gain.low > 0 and best != "average"
     assert ("“ρ = 1”" in first) == (clear and clients >= LEAST)
     assert ("use the average model" in first) == (not clear and clients >= LEAST)

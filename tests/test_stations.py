@@ -62,7 +62,7 @@ def test_the_folder_and_the_words(study, tmp_path):
     assert (run.kind, run.word) == ("demo", "station")
     assert " ".join(verdict(run)) == str(study.own.joining)
     said = answers(run)
-    assert list(said) == [QUESTIONS[key] for key in ("who", "cost", "much", "fair", "sure")]
+    assert list(said) == [QUESTIONS[key] for key in ("who", "much", "fair", "sure")]
     drawn = {figure.name: figure for figure in figures(run)}
     assert drawn.keys() >= {"joining", "certificate"}
     assert (tmp_path / "joining.csv").exists()
@@ -82,7 +82,7 @@ def test_what_is_claimed_is_what_the_chart_shows(study, tmp_path):
     )
     said = answers(run)
     assert all(name in said[QUESTIONS["who"]] for name in new)
-    assert said[QUESTIONS["cost"]] == "Nobody clearly."
+    assert "Clear losses: nobody. Within noise: 8 of 12." in said[QUESTIONS["who"]]
     assert said[QUESTIONS["sure"]].startswith(f"“{run.joining.recommendation}” is the best")
 
 

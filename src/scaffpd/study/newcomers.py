@@ -36,7 +36,7 @@ from scaffpd.training.settling import by_evidence
 Array = NDArray[np.float64]
 Fold = list[int]  # places of clients
 FEWEST = 3  # clients: with fewer, none can be left out beside another
-LEAST = 15  # clients: with fewer nothing can be told
+LEAST = 15  # clients: with fewer nothing can be said
 FOLDS = 20  # beyond as many clients, several are left out at once
 DRAWS = 4000  # of the bootstrap
 POINTS = 3  # strengths between the average and the worst case
@@ -75,14 +75,14 @@ class Newcomers:
     clients: int
 
     @property
-    def told(self) -> bool:
-        """Whether there are enough clients to tell anything."""
+    def enough(self) -> bool:
+        """Whether there are enough clients to say anything."""
         return self.clients >= LEAST
 
     @property
     def recommendation(self) -> str:
         """The objective for a site that joins later: the average's unless a fair one gains."""
-        clear = self.told and self.gain.low is not None and self.gain.low > 0
+        clear = self.enough and self.gain.low is not None and self.gain.low > 0
         return self.best if clear else AVERAGE
 
     def sentences(self, word: str) -> list[str]:
@@ -96,8 +96,8 @@ class Newcomers:
         )
         if self.gain.low == self.gain.high == 0:
             rests = f"{start} it is the average every time."
-        if not self.told:
-            first = f"Which one model serves a {word} that joins later cannot be told from {many}"
+        if not self.enough:
+            first = f"Which one model serves a {word} that joins later cannot be said from {many}"
             return [f"{first}: {LEAST} are needed.", rests]
         if self.recommendation == AVERAGE:
             why = "no fair one is shown to serve it better"

@@ -219,14 +219,16 @@ class Verdict:
 
     def compared(self, task: Task, word: str) -> str:
         """Say how the shown model's loss compares with the base, and for how many it is clear."""
-        said = f"With {CALLED[self.shown]} the {task.lost} is {self._over(self.base, word)}"
+        said = self.much(task, word)
         if len(self.by_client) == 1:
             return f"{said}."
         gain, lose = (len(self.marked(one, self.shown, self.base)) for one in (YES, NO))
-        who = (
-            f"{gain or 'none'} of {several(len(self.by_client), word)} clearly {verb('gain', gain)}"
-        )
-        return f"{said}; {who}, {lose or 'none'} clearly {verb('lose', lose)}."
+        said += f"; {gain or 'none'} of {several(len(self.by_client), word)} clearly "
+        return f"{said}{verb('gain', gain)}, {lose or 'none'} clearly {verb('lose', lose)}."
+
+    def much(self, task: Task, word: str) -> str:
+        """Say how the shown model's loss compares with the base."""
+        return f"With {CALLED[self.shown]} the {task.lost} is {self._over(self.base, word)}"
 
     def _over(self, other: str, word: str) -> str:
         """Say how the shown model's loss compares, in the mean and for the worst-served fifth."""

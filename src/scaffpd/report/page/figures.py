@@ -25,9 +25,9 @@ from scaffpd.tasks.survival import THIRDS
 
 JOINED = ("average", "fair", "personal", "alone")  # in the order of their colours
 EXPLAINED = {
-    "average": "one for all, made for the mean",
-    "fair": "one for all, made for those served worst",
-    "personal": "near a shared one, each its own",
+    "average": "for the mean",
+    "fair": "for those served worst",
+    "personal": "each its own, near a shared one",
 }
 DAGGER = "indexof(few, datum.value) >= 0 ? datum.value + ' †' : datum.value"
 ROOM = "clamp(width / 2, 120, 260)"  # pixels for names of columns
@@ -66,9 +66,8 @@ def joining(run: RunRecord) -> Figure | None:
     ]
     explained = "; ".join(f"{name}: {EXPLAINED[name]}" for name in models if name in EXPLAINED)
     caption = (
-        f"On held-out rows. The line leads from {found.base} to {found.shown}; beside it is how "
-        f"much lower the {run.task.lower} is: green with * where that is clear, orange with * "
-        f"where joining clearly costs. {explained.capitalize()}."
+        f"On held-out rows. At the end of each line: how much lower the {run.task.lower} is with "
+        f"{found.shown} than {found.base}, with * where that is clear. {explained.capitalize()}."
     )
     few = [score.client for score in run.main.clients if uncertain(run, score)]
     title = f"{measure} ({better} is better)"
@@ -216,7 +215,7 @@ def newcomers(run: RunRecord) -> Figure | None:
     found = run.newcomers
     if found is None:
         return None
-    best = found.recommendation if found.told else ""
+    best = found.recommendation if found.enough else ""
     rows: Rows = [
         {
             "model": one.name,

@@ -13,8 +13,7 @@ from scaffpd.training.metrics import NO, NOISE, YES
 
 QUESTIONS = {
     "do": "What to do?",
-    "who": "Who gains?",
-    "cost": "Who loses?",
+    "who": "Who gains, who loses?",
     "much": "How much, how sure?",
     "fair": "What does fairness bring?",
     "sure": "What is proven?",
@@ -77,10 +76,12 @@ def answers(run: RunRecord) -> dict[str, str]:
     do = f"Use “{brief(run.path.knee)}”, which is suggested." if run.path else ""
     found = {"do": do, "much": _much(run), "sure": sure(run)}
     if any(paying.values()):
+        clear = {"Clear gains": YES, "Clear losses": NO}
+        said = [f"{name}: {_some(paying[one]) or 'nobody'}." for name, one in clear.items()]
         quiet = len(paying[NOISE])
-        rest = f"; for the other {quiet} it is within noise" if quiet else ""
-        found["who"] = f"{_some(paying[YES])}, clearly{rest}." if paying[YES] else "Nobody clearly."
-        found["cost"] = f"{_some(paying[NO])}, clearly." if paying[NO] else "Nobody clearly."
+        found["who"] = " ".join(
+            said + [f"Within noise: {quiet} of {len(run.clients)}."] * bool(quiet)
+        )
     if run.joining and run.joining.fair:
         found["fair"] = run.joining.fairness(run.task, run.word)
     return {question: found[name] for name, question in QUESTIONS.items() if found.get(name)}
@@ -89,7 +90,7 @@ def answers(run: RunRecord) -> dict[str, str]:
 def _much(run: RunRecord) -> str:
     """Give the change of the mean and of the worst-served fifth."""
     if run.joining:
-        return run.joining.compared(run.task, run.word)
+        return f"{run.joining.much(run.task, run.word)}."
     if run.pair is None:
         return ""
     ends = [one.overall for one in run.pair]
