@@ -199,7 +199,7 @@ def test_the_table_is_better_exactly_where_the_loss_is_lower(task, values):
 def test_without_joining_the_change_from_before_to_after_answers():
     told = story([0.7, 0.8, 0.9], [0.75, 0.8, 0.85], names=["va", "b", "c"], word="hospital")
     said = answers(told)
-    assert not {"What to do?", "Who gains, who loses?"} & said.keys()
+    assert not {"What to do?", "Who gains or loses?"} & said.keys()
     assert "from 70.0\u00a0% to 75.0\u00a0%" in said["How much, how sure?"]
 
 

@@ -135,4 +135,4 @@ def test_the_advice_is_right(tmp_path, capsys, name):
     assert remark in " ".join(run["remarks"])
     if advised == "constant":
         assert "predict the target" in run["verdict"][0]
-        assert "Clear gains: nobody." in run["answers"]["Who gains, who loses?"]
+        assert "Clear gains: nobody." in run["answers"]["Who gains or loses?"]

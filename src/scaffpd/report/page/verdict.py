@@ -13,9 +13,9 @@ from scaffpd.training.metrics import NO, NOISE, YES
 
 QUESTIONS = {
     "do": "What to do?",
-    "who": "Who gains, who loses?",
+    "who": "Who gains or loses?",
     "much": "How much, how sure?",
-    "fair": "What does fairness bring?",
+    "fair": "What of fairness?",
     "sure": "What is proven?",
 }
 MEANINGS = {kind.parameter: kind.meaning for kind in OBJECTIVES.values() if kind.meaning}
