@@ -123,7 +123,6 @@ def unequal_clients(loss, outputs=1, d=6, seed=0):
 
 
 def relative(a, b):
-    """‖a − b‖ against ‖b‖."""
     a = np.asarray(a)
     b = np.asarray(b)
     return np.linalg.norm(a - b) / max(np.linalg.norm(b), 1e-300)

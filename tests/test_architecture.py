@@ -82,7 +82,6 @@ BESIDES = {
 
 @functools.cache
 def sources():
-    """{path in the package: text} of every Python file."""
     return {
         file.relative_to(ROOT): file.read_text(encoding="utf-8")
         for file in sorted(ROOT.rglob("*.py"))
@@ -102,7 +101,6 @@ def trees():
 
 
 def statements(tree):
-    """Every statement, however deep."""
     left = list(tree.body)
     while left:
         statement = left.pop()
@@ -189,7 +187,6 @@ def foreign():
 
 
 def repeated():
-    """Class names that several modules define."""
     homes = collections.defaultdict(list)
     for name, tree in trees().items():
         for node in statements(tree):
@@ -199,7 +196,6 @@ def repeated():
 
 
 def mentions(pattern):
-    """Matches of a pattern by file, the most first."""
     found = {path: len(re.findall(pattern, text)) for path, text in sources().items()}
     return collections.Counter({str(path): times for path, times in found.items() if times})
 

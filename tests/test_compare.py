@@ -28,7 +28,6 @@ def comparison():
 
 
 def numbers(found):
-    """Everything but the seconds."""
     return [[v for k, v in row.items() if k != "seconds"] for row in found.rows]
 
 

@@ -109,7 +109,6 @@ def of_command(name, folder):
 
 
 def of_estimators(folder):
-    """What estimators find on the same rows."""
     import scaffpd as sp
 
     with table(folder / "table.csv").open() as file:
@@ -166,7 +165,6 @@ OUTCOMES = (*COMMANDS, "estimators", *(f"silos {name}" for name in SILOS))
 
 
 def outcome(name, folder):
-    """Return numbers by name."""
     if name in COMMANDS:
         found = of_command(name, folder)
     elif name == "estimators":
@@ -177,7 +175,6 @@ def outcome(name, folder):
 
 
 def names_of(found):
-    """Return a short hash of what numbers there are."""
     return hashlib.sha256("\n".join(found).encode()).hexdigest()[:16]
 
 

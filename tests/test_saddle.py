@@ -461,9 +461,8 @@ def test_the_basis_is_orthonormal_and_spans_the_first_columns(d, count, most, se
             )
 
 
-@pytest.mark.parametrize("d", [2499, 2500, 2503, 7600])
-def test_the_basis_of_long_columns(d):
-    """Taken together in blocks, of which the last may be shorter than there are columns."""
+def test_the_basis_of_long_columns():
+    d = 2503
     random = np.random.default_rng(d)
     free = torch.from_numpy(random.normal(size=(6, d)))
     nothing = torch.full((d,), np.nan, dtype=torch.float64)

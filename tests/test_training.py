@@ -153,7 +153,6 @@ RESUMED = [  # round 13 of "auto" is a rejected one
 
 
 def job(checkpoint, table):
-    """Train 40 rounds and keep every one of them."""
     torch.set_num_threads(1)
     algorithm = sp.ScaffPD(sp.Agnostic(), local_steps=3, batch_size=8)
     result = sp.train(algorithm, cohort(), rounds=40, checkpoint=sp.Checkpoint(checkpoint, every=1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
@@ -82,6 +82,25 @@ def real(owner: str, name: str, value: Any) -> float:
         ) from None
     if number != number:
         raise InputError("not-a-number", f"{owner} needs a number for {name}, got NaN.")
+    return number
+
+
+# Where a number may lie, and how that is said of its name.
+Range = tuple[Callable[[float], bool], str]
+NOT_NEGATIVE: Range = (lambda v: 0 <= v < float("inf"), "{} >= 0 and finite")
+SHARE: Range = (lambda v: 0 <= v <= 1, "0 <= {} <= 1")
+BELOW_ONE: Range = (lambda v: 0 <= v < 1, "0 <= {} < 1")
+PART: Range = (lambda v: 0 < v <= 1, "0 < {} <= 1")
+INSIDE: Range = (lambda v: 0 < v < 1, "0 < {} < 1")
+
+
+def ranged(
+    owner: str, name: str, value: object, where: Range, code: str = "setting-out-of-range"
+) -> float:
+    """Return `value` as a float, or refuse it unless it lies there."""
+    number = real(owner, name, value)
+    if not where[0](number):
+        raise InputError(code, f"{owner} needs {where[1].format(name)}, got {value!r}.")
     return number
 
 

@@ -77,7 +77,6 @@ def _beside(given: object, info: ValidationInfo[Path | None]) -> object:
 
 
 def _several(given: object) -> object:
-    """Accept a single value where a list is expected."""
     return tuple(given) if isinstance(given, list | tuple) else (given,)
 
 
@@ -234,7 +233,6 @@ def parts(annotation: object) -> Iterator[object]:
 
 
 def tables_in(annotation: object) -> list[type[SettingsTable]]:
-    """Return the tables that a type names."""
     return [
         part
         for part in parts(annotation)

@@ -75,7 +75,6 @@ def write_file(path: Path, content: str | bytes) -> None:
 
 
 def make_folder(folder: Path) -> Path:
-    """Make a folder, or refuse."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -171,11 +170,9 @@ class JsonLines:
         self.place = 0  # where `read` goes on
 
     def lock(self) -> AbstractContextManager[None]:
-        """Hold the lock of the file."""
         return lock_file(self.file.with_suffix(".lock"))
 
     def append(self, entry: object) -> None:
-        """Append an entry and flush it to disk."""
         handle = os.open(self.file, os.O_RDWR | os.O_APPEND | os.O_CREAT, self.mode)
         with os.fdopen(handle, "r+b") as file:
             whole = file.truncate(_line_start(file, file.seek(0, os.SEEK_END)))

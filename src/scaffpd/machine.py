@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from functools import cache
 from importlib import metadata
 from typing import Any, TypedDict
 
@@ -37,6 +38,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+@cache
 def version(package: str) -> str | None:
     """Return the installed version of a package, without importing it; `None` if it is missing."""
     try:
@@ -68,7 +70,6 @@ def environment() -> dict[str, Any]:
 
 
 def _memory() -> int | None:
-    """Return the bytes of the machine's memory; `None` where the system does not say."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):  # Windows; a system without these names

@@ -62,7 +62,6 @@ def small(value: float | None) -> str:
 
 
 def seconds(duration: float) -> str:
-    """Write a duration in seconds, minutes or hours."""
     if duration < 90:
         return f"{duration:.0f} s"
     return f"{duration / 60:.0f} min" if duration < 5400 else f"{duration / 3600:.1f} h"
@@ -100,7 +99,6 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def capital(sentence: str) -> str:
-    """Return a sentence with its first letter as a capital."""
     return sentence[:1].upper() + sentence[1:]
 
 

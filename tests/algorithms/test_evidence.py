@@ -22,7 +22,6 @@ GROUPS = ["a", "a", "b", "c", "intercept"]
 
 
 def made(loss, sizes, tau, *, x=None, seed=0, noise=0.7, outputs=1):
-    """Clients whose coefficients, the intercept last, vary by τ around x."""
     random = np.random.default_rng(seed)
     d = len(tau)
     x = random.standard_normal((d, outputs)) if x is None else np.reshape(x, (d, 1))

@@ -22,7 +22,7 @@ def distances(method, federation, optimum, rounds):
     return np.array(found), result
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("rho", [0.01, 0.05, 0.1])
 @pytest.mark.parametrize("rule", [sp.Auto(), sp.Fixed(0.15, 2.0, 0.0, 0.15 / 100)], ids=repr)
 def test_linear_convergence_on_the_papers_problem(rho, rule):

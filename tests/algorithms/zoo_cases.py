@@ -31,7 +31,6 @@ class Case:
 
     @cached_property
     def rate(self):
-        """A local rate that every client can stand."""
         return 0.8 / max(f.smoothness for f in self.clients.values())
 
     @cached_property
@@ -45,12 +44,10 @@ class Case:
         return {name: m / sum(sizes.values()) for name, m in sizes.items()}
 
     def setting(self, rounds, weights="uniform", **more):
-        """What the naive methods are run on."""
         known = {"rate": self.rate, "p": self.weights(weights)}
         return Setting(self.clients, self.x0, rounds, **known | more)
 
     def rows(self, question, name, step=0):
-        """The rows of a minibatch: b draws with replacement, or all rows where there are ≤ b."""
         b = question.batch_size
         m = len(self.clients[name].A)
         if b is None or m <= b:
@@ -144,11 +141,9 @@ class Run:
         return [calls[0].clients for calls in self.questions("losses")]
 
     def rows(self, r, name, j):
-        """The rows of a client's local step."""
         return self.problem.rows(self.local[r].plan, name, j)
 
     def loss_rows(self, r, name):
-        """The rows of the losses that a round asked for."""
         return self.problem.rows(self.questions("losses", "gradients")[r][0], name)
 
 

@@ -15,7 +15,6 @@ QUICK = f"{TABLE} --splits 0 --pairs 0"  # without what joining brings, or pairs
 
 
 def ran(line, capsys, code=0):
-    """Run a command line; return what it printed."""
     assert cli.run(shlex.split(line)) == code
     found = capsys.readouterr()
     assert "Traceback" not in found.err

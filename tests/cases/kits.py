@@ -35,7 +35,6 @@ def signed(name, by, key, issuer, days=(-1, 300), role=""):
 
 
 def write_kit(kit, name="va", port=8002, days=(-1, 300), role="", root="root", of="hospitals"):
-    """Write the kit of a silo of a federation, and return it."""
     startup = kit / "startup"
     startup.mkdir(parents=True)
     key, authority = new_key(name), new_key(root)

@@ -17,7 +17,6 @@ FRAGMENT = "<!-- fragment"  # on the line before a block that cannot run by itse
 
 
 def pages():
-    """All pages of the documentation, and the README."""
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 

@@ -11,7 +11,6 @@ SIZES = (9, 5, 14)
 
 
 def clients(loss="logistic", sizes=SIZES, features=4, seed=0):
-    """Named clients of unequal size."""
     random = np.random.default_rng(seed)
     made = {}
     for i, m in enumerate(sizes):
@@ -49,7 +48,6 @@ class Recorded:
         return RecordingOracle(self.model.oracle(*args, **kwargs), self.notes)
 
     def count(self, kind):
-        """Questions of a kind; local steps one by one."""
         return sum(n for (k, *_), n in self.notes.items() if k == kind)
 
 

@@ -4,7 +4,6 @@ from scaffpd.report.record import ClientScore, ModelRecord, Overall, RoundRecord
 
 
 def model(name, scores, *, role="", upwards=True, rows=50, **more):
-    """A model with these scores by client."""
     clients = [
         ClientScore(
             client=client,
@@ -25,7 +24,6 @@ def model(name, scores, *, role="", upwards=True, rows=50, **more):
 
 
 def rounds(*certificates, losses=(0.5, 0.4), weights=(0.5, 0.5)):
-    """Rounds 0, 1, … with these certificates."""
     return [
         RoundRecord(round=k, certificate=gap, exchanges=k, losses=losses, weights=weights)
         for k, gap in enumerate(certificates)

@@ -140,19 +140,16 @@ class ReferenceProblem:
         self.sizes = np.linalg.norm(self.gradients(np.zeros(self.dimension)), axis=1)
 
     def losses(self, x):
-        """Return f_i(x)."""
         value, _, _ = self.link(self.A @ x.reshape(self.shape), self.Y)
         return np.array([value[part].mean() for part in self.parts]) + self.l2 / 2 * (x @ x)
 
     def gradients(self, x):
-        """Return ∇f_i(x), one row per client."""
         _, slope, _ = self.link(self.A @ x.reshape(self.shape), self.Y)
         rows = [(self.A[part].T @ slope[part]).ravel() for part in self.parts]
         mean = np.array(rows) / self.counts[:, None]
         return mean + self.l2 * x
 
     def hessian(self, x, weights):
-        """Return Σ_i w_i ∇²f_i(x)."""
         (d, k), share = self.shape, np.repeat(weights / self.counts, self.counts)
         _, _, curvature = self.link(self.A @ x.reshape(self.shape), self.Y)
         total = np.zeros((d, k, d, k))

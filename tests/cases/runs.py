@@ -64,7 +64,6 @@ def asked(file, data_test=0.2, data_groups=(), **tables):
 
 
 def prepared(config, **given):
-    """The rows of a run, encoded."""
     return Source(config).prepared(**given)
 
 

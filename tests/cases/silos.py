@@ -114,7 +114,6 @@ def agreement(path, places):
 
 
 def agree(path, places):
-    """Every operator agrees to the run as its file is now."""
     digest = agreement(path, places).digest.hex()
     for place in places.values():
         Silo.open(place).records.note(GRANTED, digest, by="test")
@@ -185,11 +184,9 @@ class FakeClock:
         self.now = 0.0
 
     def monotonic(self):
-        """Return the seconds so far."""
         return self.now
 
     def sleep(self, seconds):
-        """Let them pass."""
         self.now += seconds
 
 
@@ -206,12 +203,10 @@ class Killed(BaseException):
 
 
 def wanted(file):
-    """What silos read of their tables."""
     return Wanted.agreed(file)
 
 
 def rows(path, places):
-    """Every silo's rows as the finished run has encoded them."""
     file = FederationFile.read(path)
     setup = read_model(file.folder / "model.safetensors")[1]
     found = {}
@@ -222,7 +217,6 @@ def rows(path, places):
 
 
 def cohort(path, places):
-    """The same clients in one process."""
     encoded, model = rows(path, places)
     train = {name: own.train for name, own in encoded.items()}
     return sp.Cohort(train, model, test={name: own.test for name, own in encoded.items()})
@@ -257,7 +251,6 @@ def model_of(path):
 
 
 def epsilon_of(path):
-    """The largest ε that a silo has spent, as the record has it."""
     return RunRecord.read(FederationFile.read(path).folder).privacy.epsilon
 
 
@@ -272,7 +265,6 @@ def models_of(path, places):
 
 
 def events(path):
-    """What happened to silos, as (silo, what) and a sentence."""
     return DeployedRun(FederationFile.read(path).folder).entries()[1]
 
 
@@ -282,12 +274,10 @@ def run(path, places, script=None):
 
 
 def entries(place):
-    """The lines of the ledger of a silo's table."""
     return list(JsonLines(SiloFile.read(place).ledger / "ledger.jsonl").read())
 
 
 def released(place):
-    """All releases in the ledger of a silo's table: mark, noise and how many."""
     return [one for line in entries(place) for one in line["releases"]]
 
 

@@ -14,30 +14,25 @@ HEADER = ("site", "x", "ill")
 
 
 def text(rows=PLAIN, header=HEADER, mark=",", decimal="."):
-    """CSV with another separator or decimal mark."""
     lines = [mark.join(str(cell) for cell in row).replace(".", decimal) for row in rows]
     return "\n".join([mark.join(header), *lines]) + "\n"
 
 
 def with_column(cell, name="z", rows=PLAIN):
-    """The rows with one more column, made of the row's number."""
     return text([(*row, cell(k)) for k, row in enumerate(rows)], (*HEADER, name))
 
 
 def labelled(cell):
-    """The rows with another target."""
     return text([(site, x, cell(k)) for k, (site, x, _) in enumerate(PLAIN)])
 
 
 def write(folder, content, name="a.csv"):
-    """Write a file, and return its path."""
     path = folder / name
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     return path
 
 
 def read(*files, seed=0, **more):
-    """Read files into clients; by default `site` is the client and `ill` the target."""
     settings = {"file": files, "client": "site", "target": "ill", **more}
     source = TableSettings(**settings)
     found = read_clients(source).clients(seed)
@@ -53,5 +48,4 @@ def agreed_on(found, curves=False, pairs=0, model=None):
 
 
 def opened(folder, content, name="a.csv", **more):
-    """Write a file and read it into clients."""
     return read(write(folder, content, name), **more)

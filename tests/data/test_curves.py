@@ -16,7 +16,6 @@ from scaffpd.data.tabular.schemas import checked_schema
 
 
 def agreed(parts, **more):
-    """The thresholds of one column that clients have parts of."""
     own = [[np.sort(np.asarray(part, dtype=float))] for part in parts]
     return thresholds(1, lambda edges: sum(counted(part, edges) for part in own), Limits(**more))[0]
 

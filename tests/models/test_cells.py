@@ -51,6 +51,7 @@ def test_columns_of_many_values_have_no_cells():
     assert Cells.of(torch.from_numpy(np.random.default_rng(0).random((500, 40)))) is None
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("loss", ["logistic", "poisson"])
 def test_strengths_and_certificates_are_those_without_cells(loss, monkeypatch):
     rng = np.random.default_rng(2)

@@ -31,7 +31,6 @@ def clients(seed=0, sizes=(40, 25, 60), d=3, ties=True, entry=False):
 
 
 def naive(z, y, ties):
-    """The likelihood of one client by looking at all rows at every event time."""
     time, event, entry, w = y.T
     total = torch.zeros((), dtype=torch.float64)
     weight = torch.from_numpy(w.copy())

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 import scaffpd as sp
 from naive import Client, relative, unequal_clients
 from scaffpd.federation import LocalPlan
-from scaffpd.models import numerics
 from scaffpd.models import samples as ragged
 from scaffpd.models.draws import Draws
 from scaffpd.models.samples import Ragged, cheapest_cuts
@@ -193,25 +192,6 @@ def test_smoothness_and_strong_convexity_hold_at_random_points(case, l2):
             assert spectrum[-1] <= constants.smoothness[i] + slack
             assert spectrum[0] >= constants.strong_convexity[i] - slack
             assert constants.strong_convexity[i] >= np.min(client.l2)
-
-
-@pytest.mark.parametrize("case", ITERATIVE)
-def test_power_iteration_is_close_to_exact_and_not_below(case, monkeypatch):
-    exact = problem(case)[0].constants().smoothness
-    monkeypatch.setattr(numerics, "EXACT", 0)
-    iterated = problem(case)[0].constants().smoothness
-    assert np.all(iterated >= 0.999 * exact)
-    assert np.all(iterated <= 1.03 * exact)
-
-
-def test_power_iteration_finds_eigenvectors_that_ones_cannot_see(monkeypatch):
-    """Columns that come in pairs (a, −a) make A·1 vanish; the largest eigenvalue is still there."""
-    monkeypatch.setattr(numerics, "EXACT", 0)
-    half = torch.randint(-9, 10, (30, 5), generator=torch.Generator().manual_seed(1)).double()
-    A = torch.cat([half, -half], 1)
-    exact = float(torch.linalg.eigvalsh(A.T @ A)[-1])
-    assert exact <= float(numerics.largest_eigenvalues(A[None])) <= 1.03 * exact
-    assert float(numerics.largest_eigenvalues(torch.zeros(1, 4, 3))) == 0.0
 
 
 # --- the layout of unequal clients

@@ -22,7 +22,6 @@ def encoded(loss, labels, classes=None):
 
 
 def exact(name, z, y):
-    """ℓ(z, y) of one sample, with digits to spare."""
     z = [mpf(float(v)) for v in z]
     if name == "squared":
         return float(

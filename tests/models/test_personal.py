@@ -154,7 +154,6 @@ def close(ours, theirs, tolerance=1e-10):
 
 
 def check_answers(loss, pairs, strength, columns, seed=1, l2=L2):
-    """Every question to a cohort against the definitions."""
     d = pairs[0][0].shape[1]
     own = (
         None
@@ -578,9 +577,9 @@ def check_scaled(seed):
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("first", range(0, 300, 10))
+@pytest.mark.parametrize("first", range(0, 300, 5))
 def test_columns_of_any_scale_are_proven_alike(first):
-    loose = [ratio for seed in range(first, first + 10) for ratio in check_scaled(seed)]
+    loose = [ratio for seed in range(first, first + 5) for ratio in check_scaled(seed)]
     assert np.median(loose) < 200  # with one μ for all columns it would be 10⁸ times that
 
 

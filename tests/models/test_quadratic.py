@@ -21,7 +21,6 @@ def problem(l2=0.03, outputs=1, intercept=False, dtype=None):
 
 
 def rates_of(clients, scale=1.0):
-    """scale/L_i, and 0 for a client whose loss is flat."""
     L = np.array([client.smoothness for client in clients])
     return np.divide(scale, L, out=np.zeros_like(L), where=L > 1e-12)
 

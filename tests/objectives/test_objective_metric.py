@@ -13,7 +13,7 @@ from test_objective_solver import model, simplified, solve
 from cases.objectives import contains
 
 each = pytest.mark.parametrize("kind", ALL)
-quick = settings(deadline=None, max_examples=20, derandomize=True)
+quick = settings(deadline=None, max_examples=8, derandomize=True)
 
 
 def moreau_error(objective, s, old, sigma, lam):

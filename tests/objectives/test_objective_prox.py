@@ -10,7 +10,7 @@ from cases.objectives import contains
 from scaffpd.objectives import ChiSquare, ChiSquareBall, CVaR, Nash
 
 each = pytest.mark.parametrize("kind", ALL)
-quick = settings(deadline=None, max_examples=20, derandomize=True)
+quick = settings(deadline=None, max_examples=8, derandomize=True)
 
 
 def assert_feasible(objective, lam):

@@ -25,7 +25,6 @@ def private(noise=3.0, secret=7, loss="logistic", **more):
 
 
 def clipped(made, x):
-    """c_i and L_i without noise."""
     sizes = torch.tensor([member.samples for member in made.members])
     means = made.sums.gradients(x) * made.clips[0].unit / sizes[:, None]
     losses = made.sums.losses(x) * made.clips[1].unit / sizes

@@ -18,7 +18,6 @@ LOSSES = {"squared": "squared", "logistic": "logistic", "softmax": "softmax", "n
 
 
 def value(name, x, a, label):
-    """ℓ of one record, from its definition."""
     if name == "network":
         model = network().module
         shapes = {k: p.shape for k, p in model.named_parameters()}
@@ -36,7 +35,6 @@ def value(name, x, a, label):
 
 
 def naive(name, data, x, clip, loss_clip):
-    """Clipped sums by a loop over records."""
     losses = []
     gradients = []
     for i, (X, y) in enumerate(data.values()):

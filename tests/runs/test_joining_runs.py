@@ -21,7 +21,6 @@ from scaffpd.settings.run import RunConfig
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
-    """Five sites with few rows of the same truth, and one target that is a number."""
     rng = np.random.default_rng(0)
     file = tmp_path_factory.mktemp("data") / "sites.csv"
     w = rng.normal(size=10)

@@ -82,10 +82,10 @@ def test_a_table_becomes_models_scores_and_curves(place, capsys):
     assert chance.mean() == pytest.approx(float(kaplan_meier(y)(until)), abs=0.1)
     ran("predict run patients.csv --model average", capsys)
     head = (place / "predictions.csv").read_text().splitlines()[0]
-    assert head == f"client,risk,probability to survive {until:g}"
+    assert head == f"client,trained,risk,probability to survive {until:g}"
     said = ran("predict run patients.csv --model alone --out alone.csv", capsys).out
     assert "Predicted by the model “alone”." in said
-    assert (place / "alone.csv").read_text().splitlines()[0] == "client,risk"
+    assert (place / "alone.csv").read_text().splitlines()[0] == "client,trained,risk"
     assert effects["age"]["ratio"] == pytest.approx(np.exp(effects["age"]["estimate"]))
     assert "hazard" in drawn["coefficients"].caption
     assert f"expected by {until:g}" in score_tables(run)[0].heads

@@ -34,22 +34,18 @@ class Shares(Task):
     explained = "*Mean distance*: of guessed shares from the true ones."
 
     def read(self, owner, column):
-        """Refuse what is no share."""
         found = super().read(owner, column)
         if found.values.min() < 0 or found.values.max() > 1:
             raise InputError("no-share", f"{owner} has something else than shares.")
         return Target(self, found.values, note="is read as shares")
 
     def client_score(self, model, z, y, unit):
-        """Return the mean distance."""
         return float(np.abs(np.clip(z[:, 0], 0, 1) - y).mean())
 
     def answers(self, model, z):
-        """Return shares."""
         return np.clip(z[:, 0], 0, 1), np.empty((len(z), 0))
 
     def row_scores(self, y, guess, shares, labels):
-        """Score guessed shares."""
         return {"distance": float(np.abs(guess - y).mean()), "above": float((guess > y).mean())}
 
 

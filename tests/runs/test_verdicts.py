@@ -13,12 +13,10 @@ USEFUL = JOINT | {"alone"}  # the columns predict the target
 
 
 def clients(random, many, rows):
-    """The client of every row."""
     return np.repeat([f"c{i:02d}" for i in range(many)], rows)
 
 
 def drawn(random, z):
-    """Labels with these log-odds."""
     return np.where(random.random(len(z)) < 1 / (1 + np.exp(-z)), "yes", "no")
 
 

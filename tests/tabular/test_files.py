@@ -109,67 +109,66 @@ def test_amounts_with_one_mark_are_numbers_and_dropped_columns_are_not_learnt_fr
     assert "Target 'x' is read as numbers in %." in found.remarks
 
 
-REFUSED = {
-    "empty": ("a.csv", "", "empty-file", {}),
-    "names alone": ("a.csv", "site,x,ill\n", "no-rows", {}),
-    "short row": ("a.csv", text() + "a,1\n", "row-length", {}),
-    "blank row": ("a.csv", text() + " \n", "row-length", {}),
-    "open quote": ("a.csv", text() + 'a,"1,0\n', "line-unreadable", {}),
-    "text after a quote": ("a.csv", text() + 'a,"1"2,0\n', "line-unreadable", {}),
-    "zero bytes": ("a.csv", text().encode() + b"a,\0,1\n", "not-a-text", {}),
-    "binary": ("a.csv", bytes(range(256)) * 20, "not-a-text", {}),
-    "title": ("a.csv", "# exported 2024\n" + text(), "row-length", {}),
-    "names twice": ("a.csv", text(header=("site", "x", "x")), "column-named-twice", {}),
-    "nameless": ("a.csv", text(header=("site", "", "ill")), "column-without-name", {}),
-    "unclear comma": (
+REFUSED = [
+    ("a.csv", "", "empty-file", {}),
+    ("a.csv", "site,x,ill\n", "no-rows", {}),
+    ("a.csv", text() + "a,1\n", "row-length", {}),
+    ("a.csv", text() + " \n", "row-length", {}),
+    ("a.csv", text() + 'a,"1,0\n', "line-unreadable", {}),
+    ("a.csv", text() + 'a,"1"2,0\n', "line-unreadable", {}),
+    ("a.csv", text().encode() + b"a,\0,1\n", "not-a-text", {}),
+    ("a.csv", bytes(range(256)) * 20, "not-a-text", {}),
+    ("a.csv", "# exported 2024\n" + text(), "row-length", {}),
+    ("a.csv", text(header=("site", "x", "x")), "column-named-twice", {}),
+    ("a.csv", text(header=("site", "", "ill")), "column-without-name", {}),
+    (
         "a.csv",
         text([(site, f"{k},500", y) for k, (site, _, y) in enumerate(PLAIN)], mark=";"),
         "decimal-mark-unclear",
         {},
     ),
-    "infinite": ("a.csv", text() + "a,inf,1\n", "infinite-value", {}),
-    "money as target": (
+    ("a.csv", text() + "a,inf,1\n", "infinite-value", {}),
+    (
         "a.csv",
         text([(*row[:2], f"{'$€'[k % 2]}{k}.5") for k, row in enumerate(3 * PLAIN)]),
         "texts-in-target",
         {},
     ),
-    "texts as numbers": ("a.csv", labelled(lambda k: "uv"[k % 2]), "texts-in-target", "regression"),
-    "many labels": (
+    ("a.csv", labelled(lambda k: "uv"[k % 2]), "texts-in-target", "regression"),
+    (
         "a.csv",
         text([(*row[:2], f"n{k}") for k, row in enumerate(3 * PLAIN)]),
         "too-many-labels",
         "classification",
     ),
-    "sheet of a text": ("a.csv", text(), "no-workbook", {"sheet": "one"}),
-    "no such column to drop": ("a.csv", text(), "unknown-name", {"drop": ("y",)}),
-    "parts as labels": ("a.csv", labelled(lambda k: k / 2), "labels-not-whole", "classification"),
-    "constant number": ("a.csv", labelled(lambda _: 1.5), "constant-target", {}),
-    "constant label": ("a.csv", labelled(lambda _: 1), "constant-target", {}),
-    "no gzip": ("a.csv.gz", b"site,x", "file-cut-off", {}),
-    "cut off": ("a.csv.gz", gzip.compress(text().encode())[:-9], "file-cut-off", {}),
-    "no parquet": ("a.parquet", b"PAR1", "parquet-unreadable", {}),
-    "lists": ("a.parquet", as_parquet(x=[[k] for k in range(N)]), "column-type", {}),
-    "bytes": ("a.parquet", as_parquet(x=[b"x"] * N), "column-type", {}),
-    "word document": ("a.docx", b"PK", "not-a-table", {}),
-    "one group": ("a.csv", text(), "nothing-to-split-by", {"split_by": "site"}),
-    "unknown column": ("a.csv", text(), "unknown-name", {"columns": ("z",)}),
-    "no target": ("a.csv", labelled(lambda _: ""), "column-without-values", {}),
-    "one client": ("a.csv", text([("a", *row[1:]) for row in PLAIN]), "too-few-clients", {}),
-    "client as target": ("a.csv", text(), "client-is-target", {"client": "ill"}),
-    "target to learn": ("a.csv", text(), "column-of-two-roles", {"columns": ("ill",)}),
-    "nothing to learn": (
+    ("a.csv", text(), "no-workbook", {"sheet": "one"}),
+    ("a.csv", text(), "unknown-name", {"drop": ("y",)}),
+    ("a.csv", labelled(lambda k: k / 2), "labels-not-whole", "classification"),
+    ("a.csv", labelled(lambda _: 1.5), "constant-target", {}),
+    ("a.csv", labelled(lambda _: 1), "constant-target", {}),
+    ("a.csv.gz", b"site,x", "file-cut-off", {}),
+    ("a.csv.gz", gzip.compress(text().encode())[:-9], "file-cut-off", {}),
+    ("a.parquet", b"PAR1", "parquet-unreadable", {}),
+    ("a.parquet", as_parquet(x=[[k] for k in range(N)]), "column-type", {}),
+    ("a.parquet", as_parquet(x=[b"x"] * N), "column-type", {}),
+    ("a.docx", b"PK", "not-a-table", {}),
+    ("a.csv", text(), "nothing-to-split-by", {"split_by": "site"}),
+    ("a.csv", text(), "unknown-name", {"columns": ("z",)}),
+    ("a.csv", labelled(lambda _: ""), "column-without-values", {}),
+    ("a.csv", text([("a", *row[1:]) for row in PLAIN]), "too-few-clients", {}),
+    ("a.csv", text(), "client-is-target", {"client": "ill"}),
+    ("a.csv", text(), "column-of-two-roles", {"columns": ("ill",)}),
+    (
         "a.csv",
         text([(site, "", ill) for site, _, ill in PLAIN]),
         "nothing-to-learn-from",
         {},
     ),
-}
+]
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_a_file_that_cannot_be_used_is_refused_in_one_sentence(tmp_path, case):
-    name, content, code, more = REFUSED[case]
+@pytest.mark.parametrize(("name", "content", "code", "more"), REFUSED)
+def test_a_file_that_cannot_be_used_is_refused_in_one_sentence(tmp_path, name, content, code, more):
     with refuses(code) as caught:
         opened(tmp_path, content, name, **({"task": more} if isinstance(more, str) else more))
     assert str(caught.value)[-1] in ".?"

@@ -105,7 +105,6 @@ class DualMethod(LocalMethod[DualState]):
         )
 
     def _dual_rate(self, federation: Federation, x: Tensor, local_rate: float) -> float:
-        """Return 0.45/(K² η_g J η_ℓ), with K the coupling of x and λ at x⁰."""
         at = federation.gradients(x)
         return safe_dual_rate(self.objective, at, self.server_rate * self.local_steps * local_rate)
 

@@ -7,7 +7,7 @@ An algorithm asks only for what its paper sends. The losses in a run's history a
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scaffpd.errors import InputError, count, positive, real, unknown
+from scaffpd.errors import InputError, Range, count, positive, ranged, unknown
 from scaffpd.federation import Federation, LocalPlan, Vector
 from scaffpd.federation.border import shown
 from scaffpd.federation.own_weights import OwnSums, OwnWeights
@@ -62,12 +62,6 @@ MATRICES = "sums of d² numbers"
 MEMORY = "vectors that clients store from round to round"
 
 WEIGHTS = ("samples", "uniform")
-# Where a setting may lie, and how that is said of its name (`Algorithm.ranges`).
-Range = tuple[Callable[[float], bool], str]
-NOT_NEGATIVE: Range = (lambda v: 0 <= v < np.inf, "{} >= 0 and finite")
-PART: Range = (lambda v: 0 < v <= 1, "0 < {} <= 1")
-BELOW_ONE: Range = (lambda v: 0 <= v < 1, "0 <= {} < 1")
-
 POSITIVE = ("local_rate", "server_rate", "dual_rate")
 COUNTS = ("local_steps", "batch_size", "clients_per_round", "pairs")
 
@@ -259,7 +253,6 @@ class LocalMethod(Algorithm[Local], Generic[Local]):
         return {"local_rate": self._safe_rate(federation)}
 
     def measures(self, convex: bool = True) -> bool:
-        """Return whether η_ℓ is left out."""
         return self.local_rate is None
 
     def releases(self, rounds: int) -> ReleaseCounts:
@@ -318,7 +311,6 @@ class AveragingMethod(LocalMethod[Averaged], Generic[Averaged]):
 
 
 def client_weights(kind: str, samples: NDArray[np.int64]) -> Vector:
-    """Return p_i = n_i/n for "samples", 1/N for "uniform"."""
     return samples / samples.sum() if kind == "samples" else np.full(len(samples), 1 / len(samples))
 
 
@@ -373,11 +365,9 @@ def check_settings(method: Algorithm) -> None:
             positive(owner, name, value)
         if name in COUNTS:
             count(owner, name, value)
-        for inside, words in (own for setting, own in method.ranges if setting == name):
-            if not inside(real(owner, name, value)):
-                raise InputError(
-                    "setting-out-of-range", f"{owner} needs {words.format(name)}, got {value!r}."
-                )
+        for setting, where in method.ranges:
+            if setting == name:
+                ranged(owner, name, value, where)
         if name == "weights" and value not in WEIGHTS:
             raise unknown("weights", value, WEIGHTS)
         if name == "objective" and not isinstance(value, Objective):
@@ -388,7 +378,6 @@ def check_settings(method: Algorithm) -> None:
 
 
 def check_participation(method: Algorithm, chosen: int | None, federation: Federation) -> None:
-    """Refuse more clients than there are."""
     n = len(federation.names)
     if chosen is not None and chosen > n:
         raise InputError(
@@ -399,7 +388,6 @@ def check_participation(method: Algorithm, chosen: int | None, federation: Feder
 
 
 def check_finite(losses: Vector, names: Sequence[str]) -> None:
-    """Refuse a start from which nothing can come."""
     if not np.all(np.isfinite(losses)):
         bad = names[int(np.argmin(np.isfinite(losses)))]
         raise InputError(

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scaffpd.algorithms.base import LOSSES, PART, UPDATES, AveragingState
+from scaffpd.algorithms.base import LOSSES, UPDATES, AveragingState
 from scaffpd.algorithms.fed_avg import FedAvg
+from scaffpd.errors import PART
 from scaffpd.federation import Federation, Vector
 
 TIE = 1e-6  # losses that differ by less than this share are equal: single precision has 1e-7
@@ -42,7 +43,6 @@ class DeltaFL(FedAvg):
     tail: float = 0.5
 
     def round(self, federation: Federation, state: AveragingState) -> AveragingState:
-        """Ask some clients for losses, and take FedAvg's step among those that are served worst."""
         clients, p = self._participants(state)
         losses = federation.losses(state.x, clients=clients)
         level = quantile(losses[clients], p[clients], 1 - self.tail)

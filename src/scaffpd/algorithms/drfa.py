@@ -51,7 +51,6 @@ class DRFA(DualMethod):
         return super().init(federation, seed, x0)
 
     def round(self, federation: Federation, state: DualState) -> DualState:
-        """Let clients drawn by λ make local steps, and ask clients drawn uniformly for losses."""
         random = np.random.default_rng([state.seed, state.rounds + 1, CLIENTS])
         clients, share = self._by_weight(state.weights, random)
         snapshot = int(random.integers(1, self.local_steps + 1))

@@ -57,7 +57,6 @@ class Fair(Algorithm):
         return ScaffPD(self.objective, self.local_steps or STEPS, self.batch_size).asks(convex)
 
     def measures(self, convex: bool = True) -> bool:
-        """Return whether Scaff-PD does, which is the choice across organisations."""
         return ScaffPD(self.objective, self.local_steps or STEPS, self.batch_size).measures(convex)
 
     def choice(self, federation: Federation) -> Algorithm:

@@ -35,14 +35,12 @@ class FedAvg(AveragingMethod[AveragingState]):
         return self._begin(federation, seed, x0)
 
     def round(self, federation: Federation, state: AveragingState) -> AveragingState:
-        """Let some clients make local steps, and average them."""
         clients, p = self._participants(state)
         return self._average(federation, state, clients, p)
 
     def _average(
         self, federation: Federation, state: AveragingState, clients: NDArray[np.int64], p: Vector
     ) -> AveragingState:
-        """Take the step that these clients' local work makes together."""
         weights = p / p.sum()
         updates = federation.local_updates(state.x, None, None, self._plan(state), clients)
         return moved(federation, state, state.x - self.server_rate * updates.sum(weights), weights)

@@ -24,8 +24,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from scaffpd.algorithms.base import BELOW_ONE, AveragingMethod, AveragingState, moved
-from scaffpd.errors import positive, unknown
+from scaffpd.algorithms.base import AveragingMethod, AveragingState, moved
+from scaffpd.errors import BELOW_ONE, positive, unknown
 from scaffpd.federation import Federation
 
 OPTIMIZERS = ("momentum", "adagrad", "adam", "yogi")
@@ -72,7 +72,6 @@ class FedOpt(AveragingMethod[FedOptState]):
         return FedOptState(**vars(state), momentum=torch.zeros_like(state.x), second=second)
 
     def round(self, federation: Federation, state: FedOptState) -> FedOptState:
-        """Average the clients' updates and hand them to the optimiser as its gradient."""
         clients, p = self._participants(state)
         weights = p / p.sum()
         updates = federation.local_updates(state.x, None, None, self._plan(state), clients)

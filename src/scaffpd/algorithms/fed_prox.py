@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from scaffpd.algorithms.base import NOT_NEGATIVE, AveragingState
+from scaffpd.algorithms.base import AveragingState
 from scaffpd.algorithms.fed_avg import FedAvg
+from scaffpd.errors import NOT_NEGATIVE
 from scaffpd.federation import Federation, LocalPlan
 
 
@@ -36,7 +37,6 @@ class FedProx(FedAvg):
     mu: float = 0.1
 
     def _safe_rate(self, federation: Federation) -> float:
-        """Return one over the smoothness of h_i."""
         return 1 / (1 / super()._safe_rate(federation) + self.mu)
 
     def _plan(self, state: AveragingState) -> LocalPlan:

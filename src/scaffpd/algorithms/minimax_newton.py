@@ -56,7 +56,14 @@ from scaffpd.algorithms.minimax import (
     asked_again,
     nearest,
 )
-from scaffpd.algorithms.saddle import factor, level_of, solve_quadratics, solve_saddle
+from scaffpd.algorithms.saddle import (
+    COARSE,
+    TINY,
+    factor,
+    level_of,
+    solve_quadratics,
+    solve_saddle,
+)
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, Vector
 from scaffpd.objectives.base import EPSILON, LARGEST, LEAST, Matrix
@@ -73,9 +80,6 @@ SINGLE = 10**7  # numbers N d² in all Hessians up to which they go up
 # trials of Σ λ⁺_i off the simplex, and how close two of them are in the end
 MASSES = 5
 ALIKE = 0.1
-# ridge of a matrix with a diagonal of ones: for rounding, and the most that is added for it
-RIDGE = 1e-15
-COARSE = 1e-3
 
 
 class Step(NamedTuple):
@@ -150,7 +154,6 @@ class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
         return self._proven(replace(state, weights=weights, hessian=hessian))
 
     def round(self, federation: Federation, state: MinimaxNewtonState) -> MinimaxNewtonState:
-        """Solve the model, ask the clients about its saddle point, and judge it."""
         H = self._hessian(state) if state.hessian is None else state.hessian
         step = self._step(state, H)
         x = state.x + torch.from_numpy(step.p).to(state.x)
@@ -197,7 +200,6 @@ class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
         return few and N * d**2 <= SINGLE
 
     def _constant(self, state: MinimaxNewtonState) -> bool:
-        """Return whether Hessians go up once."""
         return state.constants.quadratic and self._single(state)
 
     def _hessian(self, state: MinimaxNewtonState) -> Tensor:
@@ -255,7 +257,6 @@ class MinimaxNewton(MinimaxMethod[MinimaxNewtonState]):
 
 
 def mixed(gradients: Tensor, weights: Vector) -> Tensor:
-    """Return Σ λ_i c_i."""
     return torch.from_numpy(weights).to(gradients) @ gradients
 
 
@@ -268,7 +269,7 @@ def rooted(H: Matrix, damping: float) -> tuple[Vector, Matrix]:
     unit = 1 / np.sqrt(np.where(bends > 0, bends, 1))
     scaled = unit[:, None] * H
     scaled *= unit
-    ridge = RIDGE
+    ridge = TINY
     while True:
         scaled.flat[:: len(H) + 1] = 1 + damping + ridge
         try:

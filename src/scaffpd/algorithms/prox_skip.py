@@ -61,7 +61,6 @@ class ProxSkip(LocalMethod[ProxSkipState]):
     weights: str = "uniform"
 
     def measures(self, convex: bool = True) -> bool:
-        """Return whether the rate, or κ, is left out."""
         return None in (self.local_rate, self.local_steps)
 
     def releases(self, rounds: int) -> ReleaseCounts:
@@ -91,7 +90,6 @@ class ProxSkip(LocalMethod[ProxSkipState]):
         )
 
     def round(self, federation: Federation, state: ProxSkipState) -> ProxSkipState:
-        """Make local steps until the coin says communicate, and communicate."""
         random = np.random.default_rng([state.seed, state.rounds + 1, COIN])
         plan = replace(self._plan(state), steps=int(random.geometric(1 / state.expected_steps)))
         updates = federation.local_updates(state.x, state.shifts, None, plan)

@@ -21,12 +21,12 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from scaffpd.algorithms.base import LOSSES, NOT_NEGATIVE, SIZES, UPDATES, AveragingState, moved
+from scaffpd.algorithms.base import LOSSES, SIZES, UPDATES, AveragingState, moved
 from scaffpd.algorithms.fed_avg import FedAvg
+from scaffpd.errors import NOT_NEGATIVE
 from scaffpd.federation import Federation
 from scaffpd.objectives import QFair
-
-TINY = 1e-300  # a loss of zero has no q−1 st power
+from scaffpd.objectives.base import LEAST
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,6 @@ class QFFL(FedAvg):
 
     @property
     def positive(self) -> bool:
-        """Whether losses must not fall below zero: not for the average."""
         return self.q > 0
 
     def init(
@@ -58,7 +57,6 @@ class QFFL(FedAvg):
         return state
 
     def round(self, federation: Federation, state: AveragingState) -> AveragingState:
-        """Let some clients make local steps, weighted by F^q; h gives the step length."""
         clients, p = self._participants(state)
         L = 1 / state.local_rate
         F = federation.losses(state.x, clients=clients, alone=False)
@@ -68,9 +66,10 @@ class QFFL(FedAvg):
         squares = np.where(p > 0, L**2 * updates.norms(), 0.0)
         # Both F^q and h are over max F^q, so that nothing overflows; a client without loss has
         # neither (q > 0).
-        power = (F / max(float(F.max()), TINY)) ** self.q
+        # a loss of zero has no q−1 st power
+        power = (F / max(float(F.max()), LEAST)) ** self.q
         weights = p * power
-        h = weights * (self.q * squares / np.maximum(F, TINY) + L)
+        h = weights * (self.q * squares / np.maximum(F, LEAST) + L)
         if not h.sum() > 0:  # nobody has a loss: all is done
             return moved(federation, state, state.x, state.prior)
         x = state.x - self.server_rate * updates.sum(L * weights / h.sum())

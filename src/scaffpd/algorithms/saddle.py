@@ -148,7 +148,6 @@ class _SaddleProblem:
         self.reach = float(np.maximum.reduce(self.squares)) ** 0.5
 
     def solve(self, tol: float) -> Saddle:
-        """Take proximal steps until the gap is at most `tol`, or stalls."""
         anchor = self.l
         steps = 0
         stalled = 0
@@ -433,7 +432,6 @@ class _Quadratics:
 
 
 def factor(B: Matrix) -> Matrix:
-    """Return the lower Cholesky factor."""
     root: Matrix
     root, failed = lapack.dpotrf(B, lower=1)
     if failed:

@@ -67,7 +67,6 @@ class ScaffPDState(MinimaxState):
 
     @property
     def share(self) -> Vector:
-        """λ/S."""
         return self.weights / (float(self.weights.sum()) or 1.0)
 
 
@@ -185,7 +184,6 @@ class ScaffPD(MinimaxMethod[ScaffPDState]):
         return replace(state, at=self._ask(federation, state.x, state.seed, state.answered))
 
     def round(self, federation: Federation, state: ScaffPDState) -> ScaffPDState:
-        """Make one round: local steps, the new point, the rule's verdict, the dual step."""
         rule = self._rule(state.constants)
         rates = rule.rates(state.rule)
         if rates.correction != "gradients":
@@ -244,7 +242,6 @@ class ScaffPD(MinimaxMethod[ScaffPDState]):
         return Nonconvex() if networks else self.steps
 
     def _local_work(self, federation: Federation, state: ScaffPDState, rates: Rates) -> Tensor:
-        """Make step (3): d = Σ (λ_i/S) d_i."""
         total = float(state.weights.sum()) or 1.0
         c = state.direction / total
         if self.local_steps == 1 and self.batch_size is None:

@@ -50,7 +50,6 @@ class Scaffold(AveragingMethod[ScaffoldState]):
         return ScaffoldState(**vars(state), variate=zero, variates=federation.memory())
 
     def round(self, federation: Federation, state: ScaffoldState) -> ScaffoldState:
-        """Let some clients make corrected local steps; then renew x, c and their c_i."""
         clients, p = self._participants(state)
         weights = p / p.sum()
         c = state.variate

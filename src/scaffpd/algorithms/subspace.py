@@ -13,18 +13,16 @@ and w_i holds the weight back.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from scaffpd.algorithms.saddle import HIGHEST, Saddle, level_of, solve_saddle
+from scaffpd.algorithms.saddle import Saddle, solve_saddle
 from scaffpd.federation import Vector
-from scaffpd.objectives.base import LARGEST, Matrix, Objective
+from scaffpd.objectives.base import Matrix, Objective
 
 DEPENDENT = 1e-7  # columns with a smaller part outside the span of those before are rounding
-BLOCK = 2500  # coordinates
 FLAT = 1e-14  # curvature below this share of the largest is rounding
 
 
@@ -63,16 +61,8 @@ class SubspaceModel:
 
     def merit(self, losses: Vector, tol: float) -> float:
         """Return F_w(L) = max_{l∈Λ} ⟨L, l⟩ − ψ(l) − ½ Σ w_i² (l_i − λ_i)², which judges a step."""
-        square = self.w**2
-        held = square.min() > 1 / HIGHEST and square.max() < HIGHEST
-        if not held or not np.all(np.abs(losses) <= LARGEST):
-            nothing = np.empty((0, len(losses)))
-            return solve_saddle(self.objective, losses, nothing, self.weights, tol, self.w).value
-        # Nothing is coupled: one proximal step is the maximum.
-        level = level_of(self.objective, self.weights, losses)
-        weights = self.objective._prox(losses - level, self.weights, 1 / square)
-        away = 0.5 * float(square @ (weights - self.weights) ** 2)
-        return level + float((losses - level) @ weights) - self.objective._value(weights) - away
+        nothing = np.empty((0, len(losses)))  # is coupled: where all w_i > 0, it is one step
+        return solve_saddle(self.objective, losses, nothing, self.weights, tol, self.w).value
 
 
 def orthonormal(columns: list[Tensor], metric: Tensor, most: int) -> Tensor:
@@ -88,23 +78,11 @@ def orthonormal(columns: list[Tensor], metric: Tensor, most: int) -> Tensor:
         fresh = torch.stack(columns[:room])
         columns = columns[room:]
         finite = fresh.sum(1).isfinite()
-        rows = _basis(torch.cat([rows, root * (fresh if bool(finite.all()) else fresh[finite])]))
+        fresh = root * (fresh if bool(finite.all()) else fresh[finite])
+        Q, R = torch.linalg.qr(torch.cat([rows, fresh]).mT)
+        own = torch.from_numpy(_independent(R.double().cpu().numpy().T)).to(R)
+        rows = own @ Q.mT
     return rows.div_(root).mT
-
-
-def _basis(rows: Tensor) -> Tensor:
-    """Return an orthonormal basis, in rows, of the span of the rows.
-
-    On a CPU, QR works in blocks of coordinates that stay in the cache.
-    """
-    length = BLOCK if rows.device.type == "cpu" else rows.shape[1]
-    parts = [torch.linalg.qr(part.mT) for part in torch.split(rows, length, 1)]
-    first, R = parts[0] if len(parts) == 1 else torch.linalg.qr(torch.cat([R for _, R in parts]))
-    own = torch.from_numpy(_independent(R.double().cpu().numpy().T)).to(R)
-    if len(parts) == 1:
-        return own @ cast(Tensor, first).mT
-    pieces = torch.split(first @ own.mT, [len(R) for _, R in parts])
-    return torch.cat([piece.mT @ Q.mT for (Q, _), piece in zip(parts, pieces, strict=True)], 1)
 
 
 def _independent(rows: Matrix) -> Matrix:

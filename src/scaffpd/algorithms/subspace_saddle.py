@@ -305,7 +305,6 @@ class SubspaceSaddle(MinimaxMethod[SubspaceSaddleState]):
         return wanted or len(state.centre) > 0
 
     def _flat(self, state: SubspaceSaddleState) -> bool:
-        """Return whether ψ does not bend."""
         return self.objective.simplex and self.objective.strong_convexity(len(state.weights)) == 0
 
     def _most(self, state: SubspaceSaddleState) -> int:

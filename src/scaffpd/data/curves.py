@@ -102,7 +102,9 @@ def thresholds(columns: int, total: Total, limits: Limits | None = None) -> list
         limits: on cells, thresholds and sums.
     """
     limits = limits or Limits()
-    edges = [_first_edges()] * columns
+    # zero and all numbers of one digit, of either sign
+    positive = np.array([float(f"{digit}e{k}") for k in EXPONENTS for digit in range(1, 10)])
+    edges = [np.concatenate([-positive[::-1], [0.0], positive])] * columns
     cells = _cut(edges, total(edges))
     for _ in range(limits.sums - 1):
         finer = [_refined(own, n, limits) for own, (n, _) in zip(edges, cells, strict=True)]
@@ -113,12 +115,6 @@ def thresholds(columns: int, total: Total, limits: Limits | None = None) -> list
     return [
         _chosen(own, n, present, limits) for own, (n, present) in zip(edges, cells, strict=True)
     ]
-
-
-def _first_edges() -> Matrix:
-    """Return zero and all numbers of one digit, of either sign."""
-    positive = np.array([float(f"{digit}e{k}") for k in EXPONENTS for digit in range(1, 10)])
-    return np.concatenate([-positive[::-1], [0.0], positive])
 
 
 def _cut(edges: Sequence[Matrix], sums: Matrix) -> list[Matrix]:

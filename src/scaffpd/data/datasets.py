@@ -30,7 +30,7 @@ from scaffpd.data.silos import (
     parted,
     standardised,
 )
-from scaffpd.errors import InputError, count, not_installed, real
+from scaffpd.errors import NOT_NEGATIVE, InputError, count, not_installed, ranged
 
 Regression = tuple[NDArray[np.float64], NDArray[np.float64]]
 
@@ -70,7 +70,6 @@ def digits(
 
 
 def _bundled(loader: str) -> tuple[Matrix, Labels, tuple[str, ...]]:
-    """Load rows, labels and columns of a data set of scikit-learn."""
     try:
         from sklearn import datasets
     except ModuleNotFoundError:
@@ -129,10 +128,7 @@ def synthetic(
     for size in rows:
         count("synthetic", "m", size)
     for name, value in (("c", c), ("sigma", sigma), ("scaling", scaling)):
-        if not 0 <= real("synthetic", name, value) < float("inf"):
-            raise InputError(
-                "spread-out-of-range", f"synthetic needs {name} >= 0 and finite, got {value!r}."
-            )
+        ranged("synthetic", name, value, NOT_NEGATIVE, "spread-out-of-range")
     random = generator("synthetic", seed)
     truth = c * random.standard_normal(d)
     scale = 10 ** random.uniform(-scaling, scaling, d) if scaling else np.ones(d)

@@ -18,14 +18,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from scaffpd.errors import InputError, count, positive, real
+from scaffpd.errors import BELOW_ONE, InputError, count, positive, ranged
 
 Indices = NDArray[np.int64]
 DRAWS = 10_000
 
 
 def packed(folder: str, name: str) -> list[dict[str, str]]:
-    """Return the rows of a compressed CSV file of the package."""
     file = resources.files("scaffpd.data") / "files" / folder / f"{name}.csv.xz"
     return list(csv.DictReader(lzma.decompress(file.read_bytes()).decode().splitlines()))
 
@@ -177,12 +176,7 @@ def carve(pair: Client, fraction: float, random: np.random.Generator) -> tuple[C
 
 
 def checked_fraction(owner: str, fraction: float) -> float:
-    number = real(owner, "test_fraction", fraction)
-    if not 0 <= number < 1:
-        raise InputError(
-            "fraction-out-of-range", f"{owner} needs 0 <= test_fraction < 1, got {fraction!r}."
-        )
-    return number
+    return ranged(owner, "test_fraction", fraction, BELOW_ONE, "fraction-out-of-range")
 
 
 def standardiser(

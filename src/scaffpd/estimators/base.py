@@ -76,11 +76,9 @@ class Scale:
 
     @classmethod
     def none(cls, columns: int) -> Scale:
-        """Leave everything as it is."""
         return cls(np.zeros(columns), np.ones(columns))
 
     def __call__(self, values: Array) -> Array:
-        """Return values in units of their deviation."""
         scaled: Array = (values - self.mean) / self.deviation
         return scaled
 
@@ -135,7 +133,6 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
     def _rows(
         self, X: Data, y: Data, clients: Data, sample_weight: Data, **checks: bool
     ) -> tuple[Array, Labels, Grouping, Array | None]:
-        """Check what `fit` is given; return dense rows, targets, owners and weights of rows."""
         check_columns(X)
         X, y = validate_data(self, X, y, dtype=np.float64, accept_sparse="csr", **checks)
         dense = X.toarray() if hasattr(X, "toarray") else X
@@ -155,7 +152,6 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         classes: int,
         row_weights: Array | None,
     ) -> tuple[Array, Array]:
-        """Train on the clients' rows; return weights (features × outputs) and intercepts."""
         name = type(self).__name__
         usual = 1000 if self.epsilon is None else ROUNDS
         rounds = count(name, "max_rounds", usual if self.max_rounds is None else self.max_rounds)
@@ -208,7 +204,6 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
     def _targets(
         self, targets: list[Labels], shares: list[Array] | None, task: Task
     ) -> tuple[list[Labels], Scale]:
-        """Return targets in units of their deviation, beside the weights of their rows."""
         scale = Scale.none(1)
         if self.standardise and task.scaled:
             numbers = [part.astype(np.float64) for part in targets]
@@ -256,7 +251,6 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         )
 
     def _store(self, one: Trained, group: Grouping) -> None:
-        """Store what was found, as scikit-learn's estimators have it."""
         result = one.result
         self.result_ = result
         self.history_ = result.history
@@ -378,7 +372,6 @@ class FairFederated(BaseEstimator):  # type: ignore[misc]
         return z
 
     def _encoded(self, X: Data) -> Data:
-        """Return rows as they are, or as lines and steps."""
         if self.curves_ is None:
             return X
         return self.curves_.encode(X.toarray() if hasattr(X, "toarray") else X)

@@ -31,7 +31,6 @@ class Grouping(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """The clients' names as text."""
         return [str(client) for client in self.clients.tolist()]
 
     def split(self, values: NDArray[Kind]) -> list[NDArray[Kind]]:
@@ -47,11 +46,9 @@ class Grouping(NamedTuple):
         )
 
     def only(self, rows: NDArray[np.bool_]) -> Grouping:
-        """Return the same clients with some of their rows."""
         return Grouping(self.clients, self.owner[rows])
 
     def mapping(self, values: Iterable[float]) -> dict[Client, float]:
-        """Return client → its number."""
         return {
             client: float(value)
             for client, value in zip(self.clients.tolist(), values, strict=True)

@@ -292,7 +292,6 @@ class Federation:
         self.traffic.add(exchanges=exchanges, up=up * size, down=down * size)
 
     def selection(self, clients: Clients) -> ClientSelection:
-        """Select the clients that a question goes to."""
         if clients is None or clients is self._everyone.chosen:
             return self._everyone
         chosen = [int(i) for i in clients]

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from typing import ClassVar, NamedTuple
 
 from scaffpd.errors import InputError
+from scaffpd.objectives.base import LARGEST
 
 Part = tuple[str, str]  # the kind of a question, and the name of a part of its answers
-LARGEST = 1e50  # of a number in the clear: larger losses mean divergence
 QUESTIONS: dict[str, type[Announced]] = {}
 
 

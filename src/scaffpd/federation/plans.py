@@ -139,7 +139,6 @@ class Spent:
 
     @property
     def worst(self) -> float:
-        """The largest ε_i."""
         return float(self.epsilon.max())
 
     def __str__(self) -> str:

@@ -26,7 +26,6 @@ from scaffpd.federation.plans import Key, LocalPlan, ProximalPlan, Restriction, 
 
 
 def same_point(a: Tensor, b: Tensor) -> bool:
-    """Return whether two points are equal."""
     return a is b or torch.equal(a, b)
 
 
@@ -207,11 +206,9 @@ class GradientsAt(Losses):
     )
 
     def shapes(self, d: int) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of c_i, and of two bounds."""
         return {"c": (d,), "errors": (2,)}
 
     def answer(self, clients: ClientSide) -> Reply:
-        """Evaluate at x; bound rounding only on request."""
         point = clients.point(self)
 
         rounding = cache(point.rounding)
@@ -345,7 +342,6 @@ class Hessian(Question):
         return {"hessian": (d, d)}
 
     def answer(self, clients: ClientSide) -> Reply:
-        """Return the matrices, or their weighted sum without any of them."""
         point = clients.point(self.at)
         x = self.at.x
         each = lambda: point.curvatures(torch.eye(len(x)).to(x)).double()

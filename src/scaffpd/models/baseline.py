@@ -66,7 +66,6 @@ class Steps:
     first: float
 
     def __call__(self, t: Vector | float, before: bool = False) -> Vector:
-        """Return its values, or those just before t."""
         place = np.searchsorted(self.times, t, "left" if before else "right")
         return np.asarray(np.concatenate([[self.first], self.values])[place])
 

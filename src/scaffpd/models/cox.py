@@ -24,14 +24,13 @@ from scaffpd.descent import newton
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants, LocalPlan, ProximalPlan, Restriction, Vector
 from scaffpd.federation.modes import ModesAt
-from scaffpd.federation.questions import EvaluatedPoint
 from scaffpd.models.arrays import Array
 from scaffpd.models.baseline import concordance
 from scaffpd.models.curvature import ManyRows
 from scaffpd.models.modes import ClientModes
 from scaffpd.models.newton import Anchor
 from scaffpd.models.numerics import LEAST, SAFE, UNIT, gamma, norm_above
-from scaffpd.models.oracle import StackedDisplacements, shift, step_sizes, stepped
+from scaffpd.models.oracle import Held, StackedDisplacements, shift, step_sizes, stepped
 from scaffpd.models.point import CLIENTS, Ridge
 from scaffpd.models.risk_sets import ENTRY, EVENT, TIME, PartialLikelihood, RiskSets
 from scaffpd.models.rows import RowsOracle
@@ -144,17 +143,8 @@ class CoxOracle(RowsOracle):
     ) -> CoxPoint:
         return CoxPoint(self, x) if batch_size is None else refuse_samples()
 
-    def losses(
-        self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)
-    ) -> Tensor:
-        return self.evaluate(x, batch_size, key).losses
-
     def local_updates(
-        self,
-        x: Tensor,
-        at: EvaluatedPoint | Tensor | None,
-        correction: Tensor | None,
-        plan: LocalPlan,
+        self, x: Tensor, at: Held, correction: Tensor | None, plan: LocalPlan
     ) -> StackedDisplacements:
         if plan.batch_size is not None:
             refuse_samples()
@@ -206,7 +196,6 @@ class CoxPoint(StackedDisplacements):
         return self.vectors.square().sum(1)
 
     def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> Restriction[Tensor]:
-        """Return slopes Vᵀc_i, Σ_i w_i VᵀH_iV and sizes Σ_k c_ik²/D_k."""
         curvature = torch.tensordot(weights, self.curvatures(V), 1)
         return Restriction(self.vectors @ V, curvature, self.vectors.square() @ (1 / metric))
 
@@ -229,7 +218,6 @@ class CoxPoint(StackedDisplacements):
         return StackedDisplacements(found[..., 0])
 
     def rounding(self) -> tuple[Tensor, Tensor]:
-        """Bound the rounding errors of L_i and c_i, in the metric of the ridge, for stored data."""
         return self.ridged(*self.arithmetic(self.ridge.length(self.x)))
 
     def arithmetic(self, size: Tensor, levers: Levers | None = None) -> tuple[Tensor, Tensor]:
@@ -274,7 +262,6 @@ class CoxPoint(StackedDisplacements):
         return SAFE * error / layout.sizes, eta
 
     def ridged(self, loss: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the errors of the regulariser, and of the sum with it."""
         clients = len(self.oracle.names)
         penalty, pull = self.ridge.rounding(self.x, clients, self.ridge.length(self.x))
         return loss + penalty + 4 * UNIT * self.losses.abs(), gradient + pull

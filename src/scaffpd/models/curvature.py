@@ -36,7 +36,6 @@ class ManyRows:
 
     @cached_property
     def half(self) -> Tensor:
-        """Z = L⁻¹SH."""
         half: Tensor = torch.linalg.solve_triangular(
             self.L, self.S[..., None] * self.H, upper=False
         )
@@ -44,17 +43,14 @@ class ManyRows:
 
     @cached_property
     def change(self) -> Tensor:
-        """J = L⁻ᵀZ."""
         J: Tensor = torch.linalg.solve_triangular(self.L.mT, self.half, upper=True)
         return J
 
     @property
     def freedom(self) -> Tensor:
-        """1 − V_jj/τ_j = 1 − (M⁻¹)_jj, (n, q)."""
         return 1 - torch.cholesky_inverse(self.L).diagonal(dim1=1, dim2=2)
 
     def curvature(self, weights: Tensor) -> Tensor:
-        """Return Σ_i w_i Q_i."""
         w = weights[:, None, None]
         return (w * self.H).sum(0) - (w * self.half).flatten(0, 1).mT @ self.half.flatten(0, 1)
 
@@ -76,26 +72,21 @@ class FewRows:
         self.L = torch.linalg.cholesky_ex(G)[0]
 
     def solve(self, B: Tensor) -> Tensor:
-        """Return M⁻¹B = B − KᵀG⁻¹KB."""
         return B - self.K.mT @ torch.cholesky_solve(self.K @ B, self.L)
 
     @property
     def change(self) -> Tensor:
-        """J = KᵀG⁻¹R."""
         return self.K.mT @ torch.cholesky_solve(self.R, self.L)
 
     @property
     def freedom(self) -> Tensor:
-        """1 − V_jj/τ_j, (n, q)."""
         return (torch.cholesky_solve(self.K, self.L) * self.K).sum(1)
 
     def curvature(self, weights: Tensor) -> Tensor:
-        """Return Σ_i w_i Q_i."""
         Z: Tensor = torch.linalg.solve_triangular(self.L, self.R, upper=False)
         return (weights[:, None, None] * Z).flatten(0, 1).mT @ Z.flatten(0, 1)
 
     def spread(self, C: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the change of v, (n, q, r), and 1 − (V + BCBᵀ)_jj/τ_j, (n, q)."""
         Z = torch.cholesky_solve(self.R, self.L)
         chance = (_turned(Z, C) @ Z.mT) @ self.K
         return -(self.K.mT @ (Z @ step)), self.freedom - (chance * self.K).sum(1)

@@ -23,6 +23,7 @@ from scaffpd.models.modes import ClientModes
 from scaffpd.models.network_oracle import ModuleOracle
 from scaffpd.models.newton import Anchor, NewtonPoint, portions
 from scaffpd.models.oracle import (
+    Held,
     Oracle,
     StackedDisplacements,
     StackedPoint,
@@ -40,7 +41,7 @@ ROUGH = 1e-3  # residual of a local model, relative, where it is solved by conju
 REACH = 2  # of REACH/q accelerated steps, which shrink the distance to u_i by about e^−REACH
 
 
-class Envelopes:
+class Envelopes(Oracle):
     """N clients with personal models.
 
     Args:
@@ -91,18 +92,10 @@ class Envelopes:
             )
         return self._known
 
-    def only(self, clients: list[int]) -> Self:
-        raise NotImplementedError
-
     def evaluate(
         self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)
     ) -> NewtonPoint | OwnCoxPoint | NetworkPoint:
         raise NotImplementedError
-
-    def losses(
-        self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)
-    ) -> Tensor:
-        return self.evaluate(x, batch_size, key).losses
 
     def own(self, x: Tensor) -> Tensor:
         return self.evaluate(x).models()
@@ -165,11 +158,7 @@ class PersonalOracle(Envelopes):
         return NewtonPoint(*bound, x, self.outputs, start, minibatch=True)
 
     def local_updates(
-        self,
-        x: Tensor,
-        at: EvaluatedPoint | Tensor | None,
-        correction: Tensor | None,
-        plan: LocalPlan,
+        self, x: Tensor, at: Held, correction: Tensor | None, plan: LocalPlan
     ) -> StackedDisplacements:
         w: Tensor | None = None
         draws = Draws(plan.key, streams(self.names, x.device))
@@ -290,11 +279,7 @@ class PersonalModuleOracle(Envelopes):
         return lowest[:, 0] + self.ridge.half(X).to(X.dtype), best, gradients
 
     def local_updates(
-        self,
-        x: Tensor,
-        at: EvaluatedPoint | Tensor | None,
-        correction: Tensor | None,
-        plan: LocalPlan,
+        self, x: Tensor, at: Held, correction: Tensor | None, plan: LocalPlan
     ) -> StackedDisplacements:
         draws = Draws(plan.key, self.inner.streams)
 

@@ -18,7 +18,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from scaffpd.errors import InputError, first_line, positive, real, unknown
+from scaffpd.errors import (
+    BELOW_ONE,
+    NOT_NEGATIVE,
+    InputError,
+    first_line,
+    positive,
+    ranged,
+    unknown,
+)
 from scaffpd.models.arrays import Array, dtype_name
 from scaffpd.models.losses import Logistic, Loss, Softmax, Squared
 from scaffpd.models.network import MeanLoss, NetworkFunction
@@ -77,14 +85,8 @@ class Module:
             )
         if not callable(self.loss) and (not isinstance(self.loss, str) or self.loss not in LOSSES):
             raise unknown("loss", self.loss, LOSSES)
-        if not 0 <= real("Module", "l2", self.l2) < float("inf"):
-            raise InputError(
-                "l2-out-of-range", f"Module needs l2 >= 0 and finite, got {self.l2!r}."
-            )
-        if not 0 <= real("Module", "momentum", self.momentum) < 1:
-            raise InputError(
-                "momentum-out-of-range", f"Module needs 0 <= momentum < 1, got {self.momentum!r}."
-            )
+        ranged("Module", "l2", self.l2, NOT_NEGATIVE, "l2-out-of-range")
+        ranged("Module", "momentum", self.momentum, BELOW_ONE, "momentum-out-of-range")
         if self.clip is not None:
             positive("Module", "clip", self.clip)
         if self.precision is not None and self.precision not in PRECISIONS:
@@ -180,7 +182,6 @@ def _refuse_random_or_stateful(name: str, part: nn.Module) -> None:
 
 
 def _stacked(arrays: list[Array], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Stack all clients' rows: floats in the network's type, whole numbers as given."""
     floats = any(a.dtype.kind == "f" for a in arrays)
     common = np.result_type(*{a.dtype for a in arrays})
     kind = dtype if floats else torch.from_numpy(np.empty(0, dtype=common)).dtype

@@ -98,7 +98,6 @@ class NetworkFunction:
         self.together: bool | None = None  # whether clients are batched; `None` until tried
 
     def start(self) -> Tensor:
-        """Return x⁰: the network's own parameters, flattened."""
         return torch.cat([p.detach().flatten() for p in self.parameters.values()])
 
     def unflatten(self, x: Tensor) -> dict[str, Tensor]:
@@ -137,7 +136,6 @@ class NetworkFunction:
     def value(
         self, x: Tensor, X: Tensor, y: Tensor, weight: Tensor, seed: Tensor | None = None
     ) -> Tensor:
-        """Return Σ_j w_j ℓ_j at x, with a `seed` as in local steps."""
         return self.weighted(self.outputs(x, X, seed), y, weight)
 
     def gradients(

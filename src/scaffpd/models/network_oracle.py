@@ -17,12 +17,18 @@ import torch
 from torch import Tensor, nn
 
 from scaffpd.federation import Constants, LocalPlan, Vector
-from scaffpd.federation.questions import EvaluatedPoint
 from scaffpd.models.draws import Draws, streams
 from scaffpd.models.execution import GraphReplay, parallel_map, thread_count
 from scaffpd.models.network import ROOM, NetworkFunction
 from scaffpd.models.numerics import random_direction
-from scaffpd.models.oracle import StackedDisplacements, StackedPoint, shift, step_sizes
+from scaffpd.models.oracle import (
+    Held,
+    Oracle,
+    StackedDisplacements,
+    StackedPoint,
+    shift,
+    step_sizes,
+)
 from scaffpd.models.samples import PaddedBlock
 
 Correct = Callable[[Tensor, Tensor], Tensor | None]
@@ -92,7 +98,7 @@ class StepInputs(NamedTuple):
     prox: Tensor
 
 
-class ModuleOracle:
+class ModuleOracle(Oracle):
     """N clients that share a network's architecture; momentum and clip are those of `Module`."""
 
     most_rows: float | None = None
@@ -128,7 +134,6 @@ class ModuleOracle:
         return self.function.network
 
     def start(self) -> Tensor:
-        """Return x⁰: the network's own parameters, flattened."""
         return self.function.start()
 
     def contents(self) -> list[Tensor]:
@@ -182,7 +187,6 @@ class ModuleOracle:
         return [None if batch_size >= m else (own * m).long() for own, m in pairs]
 
     def _settle(self, x: Tensor) -> None:
-        """Decide whether clients can be batched, before threads start."""
         if self.function.together is None:
             few = min(2, *self.rows.sizes)
             first = self.rows.starts[torch.arange(2, device=self.device) % len(self.names)]
@@ -288,11 +292,7 @@ class ModuleOracle:
             first = end
 
     def local_updates(
-        self,
-        x: Tensor,
-        at: EvaluatedPoint | Tensor | None,
-        correction: Tensor | None,
-        plan: LocalPlan,
+        self, x: Tensor, at: Held, correction: Tensor | None, plan: LocalPlan
     ) -> StackedDisplacements:
         n = len(self.names)
         each = x.new_zeros(n, len(x))
@@ -332,7 +332,6 @@ class ModuleOracle:
         return torch.where(count < m[:, 0], drawn, whole).contiguous(), weight
 
     def _steps(self, steps: int, given: StepInputs) -> Tensor:
-        """Return d_i after J steps of some clients; on a GPU by a recorded graph."""
         if not given.x.is_cuda or len(given.positions) != steps:
             return self._run(steps, *given)
         key = steps, given.positions.shape

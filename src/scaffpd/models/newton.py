@@ -189,7 +189,6 @@ class NewtonPoint(LinearPoint):
         return A, LossHessian(self.loss, A, y, block.of(self.z), block.weight)
 
     def hessian(self, weights: Tensor) -> Tensor:
-        """Return Σ_i w_i H_i, some columns at a time."""
         d = len(self.x)
         step = max(COLUMNS // len(self.rows.A), 1)
         eye = torch.eye(d).to(self.x)
@@ -205,9 +204,6 @@ class NewtonPoint(LinearPoint):
             some = (block.weight[..., None, None] * block.of(bent)).flatten(1, 2)
             out[block.clients] += block.of(T).flatten(1, 2).mT @ some
         return out
-
-    def diagonal(self, weights: Tensor) -> Tensor:
-        return weights @ self.diagonals()
 
     def diagonals(self) -> Tensor:
         """Return diag H_i: diag AᵀWA − rows of (AᵀWÃ)(…)⁻¹(ÃᵀWA) + l2."""
@@ -228,7 +224,6 @@ class NewtonPoint(LinearPoint):
         return each + self.ridge.times(torch.ones_like(self.x))
 
     def models(self) -> Tensor:
-        """Return u_i = x + v_i, (N, d)."""
         return self.x + self.anchor.spread(self.w).flatten(1)
 
     def rounding(self) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -57,8 +57,6 @@ ALONE = 2**18
 ALONE_VECTOR = 9000
 # Unexplained share of a column above which BᵀB has enough digits.
 INDEPENDENT = 0.01
-# Smaller side of a matrix up to which eigenvalues are exact.
-EXACT = 1024
 
 
 def gram(B: Tensor) -> tuple[Tensor, int]:
@@ -94,16 +92,10 @@ def triangle_of(B: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def largest_eigenvalues(A: Tensor) -> Tensor:
-    """Return λ_max(A_iᵀA_i) of n matrices: exact if a side is ≤ `EXACT`, else from above.
-
-    Larger ones use power iteration, and are never above ‖A_i‖_F².
-    """
-    rows, columns = A.shape[1:]
-    if min(rows, columns) <= EXACT:
-        small = A @ A.mT if rows <= columns else A.mT @ A
-        top: Tensor = torch.linalg.eigvalsh(small)[:, -1]
-        return top.clamp_min(0)
-    return torch.stack([_approached(a) for a in A])
+    """Return λ_max(A_iᵀA_i) of n matrices."""
+    small = A @ A.mT if A.shape[1] <= A.shape[2] else A.mT @ A
+    top: Tensor = torch.linalg.eigvalsh(small)[:, -1]
+    return top.clamp_min(0)
 
 
 def extreme_values(A: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
@@ -128,33 +120,12 @@ def extreme_values(A: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
     return w[:, -1], (bottom - SAFE * noise * trace).clamp_min(0)
 
 
-def _approached(A: Tensor) -> Tensor:
-    start = random_direction(A.new_empty(A.shape[1]))
-    return torch.minimum(power_iteration(lambda v: A.T @ (A @ v), start), A.square().sum())
-
-
 def random_direction(like: Tensor) -> Tensor:
     """Return a fixed random unit vector: one like the data might miss the largest eigenvector."""
     generator = torch.Generator().manual_seed(0)
     v = torch.randn(like.shape, generator=generator, dtype=torch.float64)
     unit: Tensor = v / v.norm()
     return unit.to(like)
-
-
-def power_iteration(
-    apply: Callable[[Tensor], Tensor], start: Tensor, steps: int = 100, tolerance: float = 1e-4
-) -> Tensor:
-    """Return |λ|_max of a symmetric operator, plus two percent: it is approached from below."""
-    v = start
-    value = start.new_zeros(())
-    for _ in range(steps):
-        w = apply(v)
-        previous = value
-        value = w.norm()
-        if value == 0 or abs(value - previous) <= tolerance * value:
-            break
-        v = w / value
-    return 1.02 * value
 
 
 # Numbers that are converted to double precision at a time: on a CPU they stay in the cache.
@@ -196,14 +167,6 @@ class DoubleProducts:
         size = PIECE.get(self.A.device.type, PIECE["cuda"])
         for piece in torch.split(self.A, max(1, size // self.A.shape[1])):
             yield piece.double()
-
-
-@quiet
-def from_left(V: Tensor, A: Tensor) -> Tensor:
-    """Return V_iᵀA_i, (n, k, features), of n clients; small ones by NumPy's loop over BLAS."""
-    if V.is_cuda or V.shape[1] * V.shape[2] * A.shape[2] > ALONE_VECTOR:
-        return torch.bmm(V.mT.contiguous(), A)
-    return torch.from_numpy(np.matmul(V.numpy().transpose(0, 2, 1), A.numpy()))
 
 
 def product(A: Tensor, v: Tensor) -> Tensor:

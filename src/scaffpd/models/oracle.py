@@ -59,7 +59,11 @@ class StackedPoint(StackedDisplacements):
         return unbounded, unbounded
 
 
-def shift(at: EvaluatedPoint | Tensor | None, correction: Tensor | None) -> Tensor | float:
+# The c_i: of a point of the same oracle's `evaluate`, as an (N, d) tensor, or all zero.
+Held = EvaluatedPoint | Tensor | None
+
+
+def shift(at: Held, correction: Tensor | None) -> Tensor | float:
     """Return c − c_i, which local steps add to g_i(u): (N, d), or one row or number for all."""
     c = 0.0 if correction is None else correction
     return c if at is None else c - (at if isinstance(at, Tensor) else at.each())
@@ -116,24 +120,21 @@ class Oracle(Protocol):
     def only(self, clients: list[int]) -> Oracle:
         """Select some of the clients, in the order given."""
 
-    def losses(self, x: Tensor, batch_size: int | None, key: tuple[int, ...]) -> Tensor:
+    def losses(
+        self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)
+    ) -> Tensor:
         """Return f_i(x) without the gradients."""
+        return self.evaluate(x, batch_size, key).losses
 
-    def evaluate(self, x: Tensor, batch_size: int | None, key: tuple[int, ...]) -> EvaluatedPoint:
+    def evaluate(
+        self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)
+    ) -> EvaluatedPoint:
         """Evaluate all clients at x."""
 
     def local_updates(
-        self,
-        x: Tensor,
-        at: EvaluatedPoint | Tensor | None,
-        correction: Tensor | None,
-        plan: LocalPlan,
+        self, x: Tensor, at: Held, correction: Tensor | None, plan: LocalPlan
     ) -> Displacements:
-        """Take all clients' local steps u ← u − η_i (g_i(u) − c_i + correction + μ(u − x)) from x.
-
-        `at` is a point of this oracle's own `evaluate`, the c_i as an (N, d) tensor, or `None` for
-        c_i = 0.
-        """
+        """Take all local steps u ← u − η_i (g_i(u) − c_i + correction + μ(u − x)) from x."""
 
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:
         """Return f_i(x) and accuracy per client."""

@@ -97,11 +97,9 @@ class Personal:
 
     def oracle(self, data: ClientData, like: Oracle | None = None) -> Oracle:
         """Bind to the clients' data; models of the training rows score held-out rows."""
-        training: object = like
         rows_alone = replace(self.model, l2=0.0)  # the regulariser is on x
-        if isinstance(training, Envelopes):
-            inner = rows_alone.oracle(data, cast(Oracle, training.inner))
-            return cast(Oracle, HeldOutModels(inner, training))
+        if isinstance(like, Envelopes):
+            return cast(Oracle, HeldOutModels(rows_alone.oracle(data, like.inner), like))
         data = replace(data, features=[np.asarray(x) for x in data.features])
         inner = rows_alone.oracle(data, like)
         own: Tensor | None = None
@@ -115,7 +113,6 @@ class Personal:
     def _bound(
         self, inner: LinearOracle | CoxOracle | ModuleOracle, own: Tensor | None
     ) -> PersonalModuleOracle | PersonalOracle:
-        """Return clients with personal models; `own` marks what may be personal."""
         if isinstance(inner, ModuleOracle):
             gamma = cast(float, self.strength) / torch.tensor(inner.rows.sizes).to(inner.start())
             return PersonalModuleOracle(inner, Ridge(cast(float, self.model.l2)), gamma, own)
@@ -146,7 +143,6 @@ class Personal:
         return self._bound(bound.inner, bound.marked)
 
     def _layers(self, inner: ModuleOracle) -> Tensor:
-        """Mark the entries of x that belong to personal layers."""
         names = list(inner.function.parameters)
         own = torch.zeros(len(names), dtype=torch.bool)
         for layer in self._columns:

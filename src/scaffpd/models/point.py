@@ -139,7 +139,6 @@ class LinearPoint:
         self.losses = values + self.penalty + (0 if constant is None else constant)
 
     def _evaluated(self) -> tuple[Tensor, Tensor]:
-        """Return predictions and mean losses, in double precision if there are fine rows."""
         p = self.shared()
         if self.fine is None:
             value = self.loss.value(p, self.rows.y) * self.rows.share
@@ -164,7 +163,6 @@ class LinearPoint:
 
     @cached_property
     def residual(self) -> Tensor:
-        """Derivatives in the format of x."""
         return self.slopes.to(self.x.dtype)
 
     def sum(self, weights: Tensor) -> Tensor:
@@ -186,23 +184,21 @@ class LinearPoint:
         features = self.rows.A.shape[1]
         return (self.rows.A @ V.reshape(features, self.outputs * k)).view(*self.z.shape, k)
 
-    def _slopes(self, V: Tensor, T: Tensor) -> Tensor:
-        """Return Vᵀc_i = Σ_j T_jᵀr_j / m_i + Vᵀ(l2 ∘ x), (N, k)."""
-        slope = (self.residual[..., None] * T).sum(1) * self.rows.share[:, None]
-        return self.rows.layout.segment_sum(slope) + self.ridge.times(self.x) @ V
-
     def norms(self, scale: Tensor | None = None) -> Tensor:
-        """Return Σ_k s_k c_ik² per client."""
-        squares = self._vectors(self.residual).square()
+        squares = self._vectors().square()
         return squares.sum(1) if scale is None else squares @ scale
 
     def restriction(self, V: Tensor, weights: Tensor, metric: Tensor) -> Restriction[Tensor]:
-        """Return slopes and Σ_i w_i VᵀH_iV = Σ_j (w/m) T_jᵀ ℓ''_j T_j + (Σ w) Vᵀl2 V, T = A V."""
+        """Return Vᵀc_i = Σ_j T_jᵀr_j / m_i + Vᵀ(l2 ∘ x), (N, k), with T = A V, and
+        Σ_i w_i VᵀH_iV = Σ_j (w/m) T_jᵀ ℓ''_j T_j + (Σ w) Vᵀl2 V.
+        """
         T = self._along(V)
+        each = (self.residual[..., None] * T).sum(1) * self.rows.share[:, None]
+        slopes = self.rows.layout.segment_sum(each) + self.ridge.times(self.x) @ V
         bent = self._weighted(weights)[..., None] * self.bend(T)
         inner = T.flatten(0, 1).mT @ bent.flatten(0, 1)
         curvature = inner + weights.sum() * self.ridge.gram(V)
-        return Restriction(self._slopes(V, T), curvature, self.norms(1 / metric))
+        return Restriction(slopes, curvature, self.norms(1 / metric))
 
     def bend(self, T: Tensor) -> Tensor:
         return self.loss.bend(self.z, self.rows.y, T)
@@ -257,9 +253,7 @@ class LinearPoint:
         return out + weights.sum() * self.ridge.times(V.mT).mT
 
     def diagonal(self, weights: Tensor) -> Tensor:
-        bends = self._weighted(weights) * self.loss.bends(self.z, self.rows.y)
-        ridge = self.ridge.times(torch.ones_like(self.x))
-        return (self.rows.A.square().mT @ bends).flatten() + weights.sum() * ridge
+        return weights @ self.diagonals()
 
     def diagonals(self) -> Tensor:
         bends = self.loss.bends(self.z, self.rows.y)
@@ -275,7 +269,6 @@ class LinearPoint:
         return self.ridged(*self.arithmetic(() if self.fine is None else self.reach))
 
     def ridged(self, loss: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the errors of the regulariser."""
         penalty, pull = self.ridge.rounding(self.x, len(self.rows.layout), self.size)
         return loss + penalty, gradient + pull
 
@@ -367,12 +360,13 @@ class LinearPoint:
     def each(self) -> Tensor:
         """Return the c_i themselves, (N, d), for stochastic local steps; they stay with clients."""
         if self.fine is None:
-            return self._vectors(self.residual)
+            return self._vectors()
         own = self.fine.each(self.fine.exact[1][:, None] * self.slopes).flatten(1)
         return own.add_(self.ridge.times(self.x.double())).to(self.x.dtype)
 
-    def _vectors(self, residual: Tensor) -> Tensor:
-        own = self.rows.each(self.rows.share[:, None] * residual).flatten(1)
+    def _vectors(self) -> Tensor:
+        """Return the c_i in the format of x, as lengths need them."""
+        own = self.rows.each(self.rows.share[:, None] * self.residual).flatten(1)
         return own.add(self.ridge.times(self.x))
 
 

@@ -33,13 +33,14 @@ import torch
 from torch import Tensor
 
 from scaffpd.federation import Constants, LocalPlan, Vector
-from scaffpd.federation.questions import Displacements, EvaluatedPoint
+from scaffpd.federation.questions import Displacements
 from scaffpd.models import numerics
 from scaffpd.models.execution import parallel_map
 from scaffpd.models.glm import LinearOracle
 from scaffpd.models.local_steps import Path, SpanDisplacements, cheapest_path, local_gain
 from scaffpd.models.losses import Loss
 from scaffpd.models.numerics import SAFE, UNIT
+from scaffpd.models.oracle import Held
 from scaffpd.models.point import LinearPoint, Ridge
 from scaffpd.models.samples import PaddedBlock, Ragged, Reach, StackedSamples
 
@@ -147,7 +148,6 @@ class CompressedPoint(LinearPoint):
         self.data = data
 
     def rounding(self) -> tuple[Tensor, Tensor]:
-        """Bound the errors of arithmetic and of the decomposition."""
         loss, gradient = super().rounding()
         if not self.data.fewer:
             return loss, gradient
@@ -224,17 +224,14 @@ class QuadraticOracle(LinearOracle):
 
     @property
     def most_rows(self) -> float:  # type: ignore[override]
-        """Most rows of a client after compression."""
         return self.rows.A.shape[1]
 
     @cached_property
     def compressed(self) -> Compressed:
-        """The compressed rows, computed at first use."""
         return compress(self.rows)
 
     @cached_property
     def rotated(self) -> Rotated:
-        """The compressed rows, rotated for local steps."""
         if self._part is not None:
             whole, clients = self._part
             return whole.rotated.only(clients)
@@ -293,23 +290,17 @@ class QuadraticOracle(LinearOracle):
     def evaluate(
         self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)
     ) -> LinearPoint:
-        """Evaluate from compressed rows; minibatches need the samples themselves."""
         if batch_size is not None:
             return super().evaluate(x, batch_size, key)
         return CompressedPoint(self.compressed, self.loss, self.ridge, x, self.outputs)
 
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:
-        """Score by the compressed rows if they exist and accuracy is not needed."""
         if self.outputs > 1 or "compressed" not in vars(self):
             return super().scores(x)
         return self.evaluate(x).losses.double().cpu().numpy(), np.full(len(self.names), np.nan)
 
     def local_updates(
-        self,
-        x: Tensor,
-        at: EvaluatedPoint | Tensor | None,
-        correction: Tensor | None,
-        plan: LocalPlan,
+        self, x: Tensor, at: Held, correction: Tensor | None, plan: LocalPlan
     ) -> Displacements:
         """Take local steps in closed form; a single step needs no decomposition."""
         closed = cheapest_path(self.rows, self.loss, self.outputs, plan) is Path.CLOSED

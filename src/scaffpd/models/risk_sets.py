@@ -200,11 +200,9 @@ class RiskSets:
 
         It bounds n_i λ_max(∇²ℓ_i): a variance is at most the mean square around any centre.
         """
-        ahead = [part.flip(0).cummax(0).values.flip(0) for part in self._by_time(lengths)]
+        parts = torch.split(lengths[self.order], self.layout.lengths)
+        ahead = [part.flip(0).cummax(0).values.flip(0) for part in parts]
         return self.added(self.v * torch.cat(ahead)[self.first[self.term]].square())
-
-    def _by_time(self, values: Tensor) -> tuple[Tensor, ...]:
-        return torch.split(values[self.order], self.layout.lengths)
 
     def added(self, terms: Tensor) -> Tensor:
         return terms.new_zeros(len(self.layout)).index_add_(0, self.owner, terms)

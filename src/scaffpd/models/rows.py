@@ -7,11 +7,12 @@ from typing import Self
 
 from torch import Tensor
 
+from scaffpd.models.oracle import Oracle
 from scaffpd.models.point import Ridge
 from scaffpd.models.samples import StackedSamples
 
 
-class RowsOracle:
+class RowsOracle(Oracle):
     """N clients of a model with `outputs` numbers per row, a regulariser, and their names."""
 
     most_rows: float | None = float("inf")
@@ -30,7 +31,6 @@ class RowsOracle:
         return [self.rows.A, self.rows.y, self.rows.layout.sizes]
 
     def using(self, ridge: Ridge) -> Self:
-        """Return the same clients with another regulariser, and what is known of their data."""
         other = copy(self)
         other.ridge = ridge
         return other

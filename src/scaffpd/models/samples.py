@@ -25,7 +25,7 @@ from torch import Tensor
 
 from scaffpd.models.cells import Cells
 from scaffpd.models.execution import parallel_map, thread_count
-from scaffpd.models.numerics import DoubleProducts, from_left, product
+from scaffpd.models.numerics import DoubleProducts, product
 
 # Padded numbers that cost as much as one more block (measured); on a GPU launches are expensive and
 # arithmetic is cheap.
@@ -336,7 +336,7 @@ class StackedSamples:
             own = block.of(V)
             if block.first is None:
                 own = torch.where(block.weight[..., None] > 0, own, 0)
-            out[block.clients] = from_left(own, self.of(block)[0].to(V.dtype))
+            out[block.clients] = torch.bmm(own.mT.contiguous(), self.of(block)[0].to(V.dtype))
 
         parallel_map(work, self.blocks, V.device)
         return out.mT

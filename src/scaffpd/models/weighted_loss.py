@@ -103,7 +103,6 @@ class Weighted(Loss):
         return self.inner.residual(z, own).mul_(w)
 
     def dense(self, y: Tensor, outputs: int, dtype: torch.dtype) -> Tensor:
-        """Return dense targets with w as the last column."""
         own, w = self._split(y)
         return torch.cat([self.inner.dense(own, outputs, dtype), w.to(dtype)], -1)
 

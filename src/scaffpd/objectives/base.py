@@ -136,7 +136,6 @@ class Objective(ABC):
         return float(getattr(self, self.parameter)) if self.parameter else None
 
     def with_strength(self, value: float) -> Self:
-        """Return the same objective with another strength."""
         if not self.parameter:
             raise InputError(
                 "objective-without-strength", f"{type(self).__name__} has no strength."
@@ -144,7 +143,6 @@ class Objective(ABC):
         return self.with_arguments(**{self.parameter: value})
 
     def arguments(self) -> dict[str, object]:
-        """Return the arguments that it was made with, by name."""
         return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
     def with_arguments(self, **changes: object) -> Self:
@@ -323,7 +321,6 @@ def read_scale(owner: str, name: str, value: object) -> float:
 
 
 def read_scales(owner: str, name: str, values: ArrayLike, n: int) -> Scale:
-    """Check one such number for all, or one for each of `n` clients."""
     if np.ndim(values) == 0:
         return read_scale(owner, name, values)
     vector = finite_vector(owner, name, values)
@@ -380,7 +377,6 @@ def read_vector(objective: Objective, name: str, values: ArrayLike) -> Vector:
 def read_step(
     objective: Objective, s: ArrayLike, old: ArrayLike, sigma: ArrayLike
 ) -> tuple[Vector, Vector, Scale]:
-    """Check the arguments s, l and σ of a proximal step."""
     owner = type(objective).__name__
     slope = finite_vector(owner, "s", s, LARGEST)
     anchor = finite_vector(owner, "l", old)

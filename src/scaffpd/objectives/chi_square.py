@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from scaffpd.errors import InputError
+from scaffpd.errors import PART, InputError, ranged
 from scaffpd.objectives import simplex
 from scaffpd.objectives.base import (
     EPSILON,
@@ -52,8 +52,8 @@ class ChiSquare(Objective):
     ) -> None:
         self.rho = read_scale("ChiSquare", "rho", rho)
         self.cap = None if cap is None else read_scale("ChiSquare", "cap", cap)
-        if self.cap is not None and self.cap > 1.0:
-            raise InputError("cap-out-of-range", f"ChiSquare needs 0 < cap <= 1, got {cap!r}.")
+        if self.cap is not None:
+            ranged("ChiSquare", "cap", cap, PART, "cap-out-of-range")
         super().__init__(prior)
 
     @staticmethod
@@ -86,10 +86,6 @@ class ChiSquare(Objective):
         p = self.weights(len(weights))
         return float(0.5 * self.rho * np.add.reduce((weights - p) ** 2 / p))
 
-    def _prox(self, s: Vector, old: Vector, sigma: Scale) -> Vector:
-        """Return λ_i = min(d_i [s_i + l_i/σ_i − ν]₊, κ), d_i = 1/(ρ/p_i + 1/σ_i), Σ λ_i = 1."""
-        return self._projected(s, old / sigma, self._rate(len(s), sigma))
-
     def _maximizer(self, losses: Vector) -> Vector:
         """Return λ_i = min(p_i [(L_i − ν)/ρ]₊, κ) with ν such that Σ λ_i = 1."""
         return self._projected(losses, 0.0, self.weights(len(losses)) / self.rho)
@@ -113,6 +109,7 @@ class ChiSquare(Objective):
         return 0.0 if caps is None else simplex.share_above(weights, caps)
 
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
+        """Return λ_i = min(d_i [s_i + l_i/σ_i − ν]₊, κ), d_i = 1/(ρ/p_i + 1/σ_i), Σ λ_i = 1."""
         rate = self._rate(len(s), sigma)
         weights = self._projected(s, old / sigma, rate)
         return simplex.capped_step(weights, rate, np.inf if self.cap is None else self.cap)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from scaffpd.errors import InputError
+from scaffpd.errors import PART, ranged
 from scaffpd.objectives import simplex
 from scaffpd.objectives.base import Objective, ProxStep, Scale, Vector, above, read_scale, roundings
 from scaffpd.objectives.simplex import UNEQUAL
@@ -35,8 +35,7 @@ class CVaR(Objective):
 
     def __init__(self, alpha: float, prior: ArrayLike | None = None) -> None:
         self.alpha = read_scale("CVaR", "alpha", alpha)
-        if self.alpha > 1.0:
-            raise InputError("alpha-out-of-range", f"CVaR needs 0 < alpha <= 1, got {alpha!r}.")
+        ranged("CVaR", "alpha", alpha, PART, "alpha-out-of-range")
         super().__init__(prior)
 
     def caps(self, n: int) -> Vector:

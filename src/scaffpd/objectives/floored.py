@@ -51,7 +51,6 @@ class Floored(Objective):
 
     @property
     def prior(self) -> Vector | None:  # type: ignore[override]
-        """That of the objective."""
         return self.objective.prior
 
     @property
@@ -61,23 +60,18 @@ class Floored(Objective):
 
     @property
     def strength(self) -> float | None:
-        """That of the objective."""
         return self.objective.strength
 
     def with_strength(self, value: float) -> Self:
-        """Return the same with another strength of the objective."""
         return type(self)(self.objective.with_strength(value), self.floor)
 
     def weights(self, n: int) -> Vector:
-        """Return the prior."""
         return self.objective.weights(n)
 
     def check(self, losses: Vector, names: Sequence[str]) -> None:
-        """Refuse what the objective does."""
         self.objective.check(losses, names)
 
     def start(self, losses: Vector) -> Vector:
-        """Return the objective's own start, lifted."""
         return self._lifted(self.objective.start(losses))
 
     def _lifted(self, weights: Vector) -> Vector:
@@ -128,7 +122,6 @@ class Floored(Objective):
 
     @property
     def separable(self) -> bool:
-        """Whether the objective separates."""
         return self.objective.separable
 
     def _least(self, p: Vector) -> Vector:
@@ -148,7 +141,6 @@ class Floored(Objective):
         return share * value + self.floor * p * t, lifted, share * slope, share * most
 
     def largest(self, n: int) -> float:
-        """Return the objective's, lifted."""
         top = float(self.weights(n).max())
         return (1 - self.floor) * self.objective.largest(n) + self.floor * top
 
@@ -157,7 +149,6 @@ class Floored(Objective):
         return self.objective.strong_convexity(n) / (1 - self.floor)
 
     def curvature(self, weights: Vector) -> float:
-        """Return that of ψ at the λ that was lifted, over 1 − c."""
         return self.objective.curvature(self._lowered(weights)) / (1 - self.floor)
 
 

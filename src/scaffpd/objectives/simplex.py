@@ -14,7 +14,6 @@ UNEQUAL = 1e3  # ratio of rates in a projection above which a second pass is wor
 
 
 def normalised(weights: Vector) -> Vector:
-    """Return λ / Σ λ_i."""
     shares: Vector = weights / np.add.reduce(weights)
     return shares
 

@@ -118,7 +118,6 @@ class Tilted(Objective):
         return most / min(float(weights.sum()), 1.0)
 
     def _prox_step(self, s: Vector, old: Vector, sigma: Scale) -> ProxStep:
-        """Return d_i = 1/(ρ/λ_i + 1/σ_i)."""
         weights = self._prox(s, old, sigma)
         steps = np.asarray(sigma, dtype=np.float64)
         return simplex.simplex_step(weights, steps * (weights / (weights + steps * self.rho)))

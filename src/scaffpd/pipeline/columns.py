@@ -18,9 +18,17 @@ import torch
 from torch import Tensor
 
 from scaffpd.algorithms.evidence import Strengths
-from scaffpd.data.pairs import chosen_pairs, pair_sums
-from scaffpd.data.tabular.agree import Column, Schema, common, curved, scale_of, width
-from scaffpd.data.tabular.columns import Matrix
+from scaffpd.data.pairs import ChosenPair, Indicators, Places, chosen_pairs, pair_sums
+from scaffpd.data.tabular.agree import (
+    Column,
+    ColumnPair,
+    Schema,
+    common,
+    curved,
+    scale_of,
+    width,
+)
+from scaffpd.data.tabular.columns import CATEGORY, Matrix
 from scaffpd.data.tabular.encode import ClientRows
 from scaffpd.data.tabular.questions import ColumnSums, RowCounts, RowQuestion
 from scaffpd.errors import InputError
@@ -29,10 +37,12 @@ from scaffpd.federation.border import Shown, summed
 from scaffpd.federation.modes import ModesAt, ModeSpread
 from scaffpd.models import Linear, Personal
 from scaffpd.models.linear import AUTO
+from scaffpd.models.losses import loss_named
 from scaffpd.models.personal import base_of
 from scaffpd.pipeline.sites import Encoding, Model, Sites
-from scaffpd.training.pairs import indicators_of, noise_of, paired, too_many
 from scaffpd.training.settling import by_evidence, settled
+
+MOST_INDICATORS = 1500  # beyond which no pairs are looked for: sums are of their squares
 
 
 @dataclass(frozen=True)
@@ -125,7 +135,6 @@ def settle(encoding: Encoding, sites: Sites, model: Model) -> Ready:
 
 
 def with_strengths(model: Model, found: Strengths) -> Model:
-    """Return the model with strengths by evidence where it leaves them open."""
     base = base_of(model)
     assert isinstance(base, Linear)
     base = replace(base, l2=found.l2.tolist()) if base.l2 == AUTO else base
@@ -156,21 +165,17 @@ class PairSums(RowQuestion):
 
     @property
     def size(self) -> int:
-        """How many indicators there are, and the constant."""
         return 1 + sum(len(column.places) for column in indicators_of(self.sides))
 
     @property
     def outputs(self) -> int:
-        """How many outputs the model has."""
         return self.model.classes or 1
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of two half matrices for every output."""
         return 2, self.outputs, self.size * (self.size + 1) // 2
 
     def answer(self, rows: ClientRows, place: int) -> Matrix:
-        """Weigh the indicators of rows."""
         assert self.own is not None
         X, y = rows.encoded(*self.encoding).train
         Z = rows.indicators(self.encoding.schema, self.sides)
@@ -178,7 +183,6 @@ class PairSums(RowQuestion):
         return sums[:, :, *np.triu_indices(self.size)]
 
     def whole_matrices(self, upper: Matrix) -> Matrix:
-        """Return both halves."""
         places = np.triu_indices(self.size)
         sums = np.zeros((2, self.outputs, self.size, self.size))
         sums[:, :, *places] = sums[:, :, *places[::-1]] = upper
@@ -194,13 +198,46 @@ def with_pairs(found: Encoding, sides: Sequence[Column], sites: Sites, plan: Pla
     question = PairSums(found, sides, model, None)
     d = question.outputs * (width(found.schema) + 1)
     largest = max(int(np.prod(question.shape)), d * (d + 1) // 2)
-    if too_many(columns) or largest > sites.room:
+    if sum(len(one.places) for one in columns) > MOST_INDICATORS or largest > sites.room:
         return found.schema
     ready = settle(found, sites, Personal(model, AUTO))
     assert ready.strengths is not None
     question = replace(question, own=sites.own(ready.federation, ready.strengths.x))
     sums = question.whole_matrices(sites.total(question))
-    chosen = chosen_pairs(columns, sums / noise_of(model, ready.strengths), plan.pairs)
+    noise = 2 * ready.strengths.sigma2 if loss_named(model.loss).quadratic else 1.0
+    chosen = chosen_pairs(columns, sums / noise, plan.pairs)
     pairs = [[list(pair.columns), *map(list, pair.cuts)] for pair in chosen]
     sites.agree("pairs", {"pairs": pairs}, {})
     return paired(found.schema, sides, chosen)
+
+
+def indicators_of(sides: Sequence[Column]) -> list[Indicators]:
+    """Number the steps and categories that columns may be cut by, from 1 on."""
+    columns = []
+    place = 1
+    for side in sides:
+        after = place + len(side["categories"] if side["kind"] == CATEGORY else side["steps"])
+        columns.append(Indicators(tuple(range(place, after)), side["kind"] != CATEGORY))
+        place = after
+    return columns
+
+
+def paired(schema: Schema, sides: Sequence[Column], chosen: Sequence[ChosenPair]) -> Schema:
+    """Return the schema with the chosen pairs; the same one if there are none."""
+    columns = indicators_of(sides)
+    pairs: list[ColumnPair] = []
+    for pair in chosen:
+        left, right = (
+            _part(sides[k], columns[k].places, cuts)
+            for k, cuts in zip(pair.columns, pair.cuts, strict=True)
+        )
+        pairs.append({"left": left, "right": right})
+    return {**schema, "pairs": pairs} if pairs else schema
+
+
+def _part(side: Column, places: Places, cuts: Places) -> Column:
+    """Return a column with the steps or categories that cut it."""
+    chosen = [place - places[0] for place in cuts]
+    if side["kind"] == CATEGORY:
+        return {**side, "categories": [side["categories"][k] for k in chosen]}
+    return {**side, "steps": [side["steps"][k] for k in chosen]}

@@ -40,7 +40,6 @@ class Contest:
     follows: bool = False
 
     def gap(self, federation: Federation, seed: int) -> float | None:
-        """Return the gap to stop at, if any."""
         if not isinstance(self.tol, str):
             return self.tol
         return TOL if uncertified(self.algorithm, federation, seed) is None else None
@@ -58,12 +57,10 @@ class Trained:
 
     @property
     def name(self) -> str:
-        """Its name."""
         return self.contest.name
 
     @property
     def role(self) -> str:
-        """Its role."""
         return self.contest.role
 
     @property

@@ -45,12 +45,10 @@ class Prepared:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The clients."""
         return tuple(self.sites.names)
 
     @property
     def task(self) -> Task:
-        """What is predicted."""
         return self.sites.task
 
     @property
@@ -60,7 +58,6 @@ class Prepared:
 
     @property
     def train(self) -> list[Pair]:
-        """The clients' (X, y)."""
         return self.sites.splits(self.encoding).train
 
     @property
@@ -87,14 +84,12 @@ class Prepared:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names of the encoded columns; numbers where the data has none."""
         if self.schema is not None:
             return features(self.schema)
         return self.features or tuple(map(str, range(self.train[0][0].shape[1])))
 
     @property
     def split(self) -> Literal["train", "test"]:
-        """The rows that clients are scored on."""
         return "test" if self.test else "train"
 
     def personal(self, kappa: float | str, names: Sequence[str]) -> Personal:

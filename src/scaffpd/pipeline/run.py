@@ -77,7 +77,6 @@ class Settings:
     judge: Callable[[Record], Record] | None = None
 
     def following(self, encoding: Encoding, models: Sequence[Trained]) -> Contest | None:
-        """Return the next model to train."""
         if callable(self.contests):
             return self.contests(encoding, models)
         return self.contests[len(models)] if len(models) < len(self.contests) else None

@@ -118,7 +118,6 @@ class SitesHere:
         unit: float = 1.0,
         device: str = "cpu",
     ) -> Self:
-        """Return the sites of a table."""
         return cls([own.name for own in rows], rows[0].target.task, rows, counted, unit, device)
 
     @classmethod
@@ -142,24 +141,19 @@ class SitesHere:
 
     @property
     def room(self) -> float:
-        """No bound: nothing is sent."""
         return math.inf
 
     def counting(self, schema: Schema) -> tuple[Total, Limits | None]:
-        """Count rows as they are, or with noise."""
         total, limits = self.counted(self.names, [own.sorted_numbers(schema) for own in self.rows])
         return total, limits or Limits(clients=min(LEAST_CLIENTS, len(self.rows)))
 
     def total(self, question: RowQuestion) -> Matrix:
-        """Add up all answers."""
         return added(self.rows, question)
 
     def agree(self, kind: str, values: Mapping[str, object], arrays: Arrays) -> Arrays:
-        """Return the arrays: nobody else has others."""
         return arrays
 
     def splits(self, encoding: Encoding) -> Splits:
-        """Return all (X, y) to train on, and all held out, if any."""
         if not self.encoded or self.encoded[0][0] is not encoding:
             found = [own.encoded(*encoding) for own in self.rows]
             held = [own.test for own in found if own.test is not None]
@@ -177,7 +171,6 @@ class SitesHere:
         return made
 
     def own(self, federation: Federation, x: Tensor) -> Tensor | None:
-        """Return all models near x."""
         return federation.own_models(x)
 
     def scores(

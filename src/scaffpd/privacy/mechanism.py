@@ -161,7 +161,6 @@ class ModuleSums:
     def _sums(
         self, one: Callable[..., Tensor], at: Tensor, units: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """Add up what every record counts, client by client and some records at a time."""
         points = at.detach().expand(len(self.oracle.names), at.shape[-1])
         size = max(1, TOGETHER // at.shape[-1])
         totals = []

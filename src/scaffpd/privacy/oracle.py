@@ -38,8 +38,9 @@ from torch import Tensor
 from scaffpd.errors import InputError
 from scaffpd.federation import Constants, LocalPlan, Vector, same_point
 from scaffpd.federation.plans import ReleaseCounts
-from scaffpd.federation.questions import EvaluatedPoint, SharedSum
+from scaffpd.federation.questions import SharedSum
 from scaffpd.models.oracle import (
+    Held,
     Oracle,
     StackedDisplacements,
     StackedPoint,
@@ -56,7 +57,6 @@ LEAST_SIGMA = 2**20  # of a client's share, in units
 
 
 def refuse_single(*_: object) -> NoReturn:
-    """Refuse what shared noise does not hide."""
     raise InputError(
         "shared-noise-visible",
         "Shared noise only covers sums of gradients: use a method that needs "
@@ -118,7 +118,7 @@ class PrivateClient(NamedTuple):
 
 
 @dataclass(eq=False, repr=False)
-class PrivateOracle:
+class PrivateOracle(Oracle):
     """N clients that answer with noise."""
 
     inner: Oracle  # the same clients without noise, as the experimenter sees them (`scores`)
@@ -152,7 +152,6 @@ class PrivateOracle:
         return self.known
 
     def only(self, clients: list[int]) -> PrivateOracle:
-        """Return an oracle of some of the clients, on the same account."""
         return replace(
             self,
             inner=self.inner.only(clients),
@@ -161,31 +160,30 @@ class PrivateOracle:
             members=[self.members[i] for i in clients],
         )
 
-    def losses(self, x: Tensor, batch_size: int | None, key: tuple[int, ...]) -> Tensor:
-        """Release L_i: one release."""
+    def losses(
+        self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)
+    ) -> Tensor:
         ReleaseCounts.over(batch_size)
         questions = self._questions("loss", x)
         self.account.charge(self._entries(questions, self.noise[1]))
         total = self._noised(questions, self.sums.losses(x)[:, None], 1)[:, 0]
         return total.clamp(0, self.clips[1].most).to(x) + self.ridge.half(x).to(x)
 
-    def evaluate(self, x: Tensor, batch_size: int | None, key: tuple[int, ...]) -> StackedPoint:
+    def evaluate(
+        self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)
+    ) -> StackedPoint:
         """Release L_i and c_i: two releases; or L_i alone, where gradients wait for their sum."""
         ReleaseCounts.over(batch_size)
         if self.colluding is not None:
-            return SharedPoint(x, self.losses(x, None, key), self)
+            return SharedPoint(x, self.losses(x), self)
         losses = self._entries(self._questions("loss", x), self.noise[1])
         questions = self._questions("gradient", x)
         # both or none: a refusal must not leave half of an answer paid for
         self.account.charge(losses + self._entries(questions, self.noise[0]))
-        return StackedPoint(x, self.losses(x, None, key), self._gradients(questions, x))
+        return StackedPoint(x, self.losses(x), self._gradients(questions, x))
 
     def local_updates(
-        self,
-        x: Tensor,
-        at: EvaluatedPoint | Tensor | None,
-        correction: Tensor | None,
-        plan: LocalPlan,
+        self, x: Tensor, at: Held, correction: Tensor | None, plan: LocalPlan
     ) -> StackedDisplacements:
         """Make J local steps: J releases, or J − 1 where the first gradient is known.
 

@@ -10,7 +10,7 @@ from typing import Protocol, Self, TypedDict, Unpack
 import numpy as np
 from numpy.typing import ArrayLike
 
-from scaffpd.errors import InputError, count, positive, real
+from scaffpd.errors import INSIDE, InputError, count, positive, ranged
 from scaffpd.federation import Constants
 from scaffpd.federation.plans import ReleaseCounts
 from scaffpd.models import Linear, Module
@@ -47,7 +47,6 @@ SECRET = 16  # bytes of a secret, at least
 
 
 def private_ridge(features: int, intercepts: int = 1) -> list[float]:
-    """Return the l2 of a private model that has been given none."""
     return [RIDGE] * features + [INTERCEPT] * intercepts
 
 
@@ -202,11 +201,7 @@ class Private:
         """
         budget = positive("Private.solved", "epsilon", epsilon)
         _check_delta(delta)
-        if not 0 < real("Private.solved", "loss_share", loss_share) < 1:
-            raise InputError(
-                "loss-share-out-of-range",
-                f"Private.solved needs loss_share between 0 and 1, got {loss_share!r}.",
-            )
+        ranged("Private.solved", "loss_share", loss_share, INSIDE, "loss-share-out-of-range")
         count("Private.solved", "rounds", rounds)
         methods = algorithm if isinstance(algorithm, Sequence) else [algorithm]
         asked = sum((method.releases(rounds) for method in methods), ReleaseCounts())
@@ -326,8 +321,7 @@ def public_smoothness(
 
 
 def _check_delta(delta: float) -> None:
-    if not 0 < real("Private", "delta", delta) < 1:
-        raise InputError("delta-out-of-range", f"Private needs 0 < delta < 1, got {delta!r}.")
+    ranged("Private", "delta", delta, INSIDE, "delta-out-of-range")
 
 
 def _content(array: ArrayLike) -> bytes:

@@ -35,7 +35,7 @@ from scaffpd.tasks.base import ScoreRow, Target, Task
 
 NOBODY = ""  # rows without a client belong together
 MOST_COMPARED = 5_000_000  # cells up to which rows are compared with those that were trained on
-DIFFERENT = 0.9  # share of training rows that are like no other, where values tell rows apart
+DIFFERENT = 0.9  # share of training rows that are like no other, where values distinguish rows
 Fills = Mapping[str, Mapping[str, float | str]]
 
 
@@ -179,7 +179,7 @@ def predict(
 
 def _trained(folder: Path, columns: Sequence[DataColumn], owner: DataColumn | None) -> Mask | None:
     """Mark rows that the run was trained on, by client and values; `None` where there are none, its
-    table is gone, or rows cannot be told from others by their values.
+    table is gone, or values do not distinguish rows.
     """
     file = folder / "config.toml"
     if owner is None or not file.exists() or owner.values.size * len(columns) > MOST_COMPARED:

@@ -189,16 +189,10 @@ class MethodRun:
 
     @property
     def failed(self) -> bool:
-        """Return whether there is no usable model."""
         return self.status in (REFUSED, Status.DIVERGED)
 
     @property
     def merit(self) -> tuple[float, ...]:
-        """Return what configurations are chosen by, the larger the better.
-
-        The accuracy of the worst fifth; ties by the mean, then by the loss of the worst fifth,
-        which regression chooses by in the first place.
-        """
         found = Summary.of(self.scores["validation"])
         if found.score is None:
             return -found.loss.worst_20, -found.loss.mean
@@ -271,7 +265,6 @@ class Comparison:
 
     @property
     def finals(self) -> tuple[MethodRun, ...]:
-        """The runs on all training rows."""
         return tuple(run for run in self.runs if run.phase == FINAL)
 
     @cached_property
@@ -306,7 +299,6 @@ class Comparison:
         return tuple(sorted(map(self._line, self.methods), key=rank))
 
     def line(self, label: str) -> MethodSummary:
-        """Return the line of one method."""
         return next(line for line in self.table if line.method == label)
 
     @cached_property
@@ -332,7 +324,6 @@ class Comparison:
         return MethodSummary(label, len(good), _failures(finals), mean, spread)
 
     def to_csv(self, path: str | os.PathLike[str]) -> None:
-        """Export `rows`."""
         write_file(Path(path), csv_text(self.rows))
 
     def __str__(self) -> str:

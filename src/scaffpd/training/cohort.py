@@ -206,7 +206,6 @@ class LocalChannel:
 
     @property
     def account(self) -> Account | None:
-        """Account of private clients' releases."""
         return getattr(self.train.oracle, "account", None)  # an oracle of one's own may have none
 
     @property

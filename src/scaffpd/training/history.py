@@ -89,12 +89,10 @@ class History:
 
     @property
     def losses(self) -> NDArray[np.float64]:
-        """L_i of every round, (rows × clients)."""
         return self._table(0)
 
     @property
     def weights(self) -> NDArray[np.float64]:
-        """λ_i of every round, (rows × clients)."""
         return self._table(1)
 
     def _table(self, which: int) -> NDArray[np.float64]:
@@ -110,7 +108,6 @@ class History:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of all columns, as in the CSV."""
         if not self.every_client:
             return tuple(SCALARS)
         losses = (f"loss[{n}]" for n in self.names)

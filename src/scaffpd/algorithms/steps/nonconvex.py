@@ -54,7 +54,6 @@ class NonconvexState:
 
     @property
     def stalled(self) -> bool:
-        """Return whether nothing is left to try."""
         return self.cooling < SHORTEST
 
 
@@ -103,6 +102,5 @@ class Nonconvex:
 
 
 def dual_rate(losses: Vector) -> float:
-    """Return σ = κ/(N·spread)."""
     spread = max(float(losses.std()), FLAT * float(np.abs(losses).mean()), 1e-300)
     return KAPPA / (len(losses) * spread)

@@ -46,7 +46,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from scaffpd.errors import InputError, positive, real
+from scaffpd.errors import SHARE, positive, ranged
 from scaffpd.federation import Constants, Vector
 from scaffpd.objectives.base import LARGEST, Objective
 
@@ -151,10 +151,7 @@ class Fixed:
     def __post_init__(self) -> None:
         for name in ("tau", "sigma", "local_rate"):
             positive("Fixed", name, getattr(self, name))
-        if not 0 <= real("Fixed", "theta", self.theta) <= 1:
-            raise InputError(
-                "setting-out-of-range", f"Fixed needs theta between 0 and 1, got {self.theta!r}."
-            )
+        ranged("Fixed", "theta", self.theta, SHARE)
 
     def start(self, problem: StepProblem) -> Rates:
         return Rates(sigma=self.sigma, theta=self.theta, tau=self.tau, local_rate=self.local_rate)
@@ -163,7 +160,6 @@ class Fixed:
         return state
 
     def judge(self, state: Rates, trial: Trial) -> tuple[Rates, bool]:
-        """Take every step."""
         return state, True
 
 
@@ -207,11 +203,7 @@ class Auto:
     extrapolation: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= real("Auto", "extrapolation", self.extrapolation) <= 1:
-            raise InputError(
-                "setting-out-of-range",
-                f"Auto needs extrapolation between 0 and 1, got {self.extrapolation!r}.",
-            )
+        ranged("Auto", "extrapolation", self.extrapolation, SHARE)
 
     def start(self, problem: StepProblem) -> AutoState:
         """Begin with one full local step at fixed λ, which measures the coupling of x and λ."""

@@ -78,7 +78,6 @@ class Theory:
             )
 
     def start(self, problem: StepProblem) -> TheoryState:
-        """Read the constants and solve for τ, σ, θ."""
         objective = problem.objective
         constants = problem.constants
         if not objective.simplex:

@@ -94,7 +94,6 @@ def encoded_features(schema: Schema) -> list[Feature]:
 
 
 def _indicators(side: Column) -> list[str]:
-    """Name the steps or categories of a side of a pair."""
     name = side["name"]
     if side["kind"] == CATEGORY:
         return [f"{name}={category}" for category in side["categories"]]

@@ -81,14 +81,12 @@ def open_cells(path: Path) -> dict[str, Cells]:
 
 
 def cells_of(table: Mapping[str, Cells], name: str, of: str) -> Cells:
-    """Return the cells of a column."""
     if name not in table:
         raise unknown(f"column of {of!r},", name, filter(None, table))
     return table[name]
 
 
 def as_number(cell: object, decimal: str = ".", missing: Collection[object] = ()) -> float:
-    """Return a cell as a number; NaN where it is none."""
     if isinstance(cell, str):
         text = cell.strip().lower()
         found = TRUTHS.get(text, None if is_missing(cell, missing) else number(cell, decimal))
@@ -103,7 +101,6 @@ def as_number(cell: object, decimal: str = ".", missing: Collection[object] = ()
 
 
 def as_text(cell: object, missing: Collection[object] = ()) -> str | None:
-    """Return a cell as the name of a category, `None` where it is none."""
     if cell is None or cell != cell or is_missing(str(cell), missing):
         return None
     return spelt(cell)
@@ -116,19 +113,16 @@ def _each(read: Callable[[object], T], cells: Cells) -> list[T]:
 
 
 def texts(cells: Cells, missing: Collection[object] = ()) -> list[str | None]:
-    """Return cells as names of categories."""
     return _each(lambda cell: as_text(cell, missing), cells)
 
 
 def numbers(cells: Cells, decimal: str = ".", missing: Collection[object] = ()) -> Matrix:
-    """Return cells as numbers."""
     return np.array(_each(lambda cell: as_number(cell, decimal, missing), cells), dtype=np.float64)
 
 
 def read_cells(
     name: str, cells: Cells, kind: str, decimal: str = ".", missing: Collection[object] = ()
 ) -> DataColumn:
-    """Return a column of an agreed kind."""
     if kind != CATEGORY:
         return DataColumn(name, NUMBER, numbers(cells, decimal, missing))
     found = texts(cells, missing)
@@ -150,7 +144,6 @@ def label_places(
 
 
 def _lines(data: bytes) -> Iterator[Sequence[object]]:
-    """Yield the rows of a text file, the header first."""
     encoding = next((name for mark, name in BOMS.items() if data.startswith(mark)), "utf-8")
     # bytes that are no UTF-8 are Windows-1252 where they stand, and nowhere else
     text = data.decode(encoding, "scaffpd-bytes").lstrip("\ufeff").lstrip("\r\n")

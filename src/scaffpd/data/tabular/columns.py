@@ -92,7 +92,6 @@ def spelt(value: object) -> str:
 
 
 def is_missing(cell: str, codes: Collection[object] = ()) -> bool:
-    """Return whether a cell of text stands for no value, by itself or as one of these codes."""
     named = bool(codes) and spelt(cell.replace(",", ".")) in map(spelt, codes)
     return named or cell.strip().lower() in MISSING
 
@@ -209,7 +208,6 @@ def _separated(x: Values, y: Targets, owner: NDArray[np.int64]) -> float:
 
 
 def dated(name: str, days: Matrix, example: str) -> DataColumn:
-    """Make a column of dates, as days since 1970: nothing to learn from by itself."""
     return DataColumn(name, DATE, days, note=f"holds dates such as {example!r}")
 
 

@@ -255,7 +255,6 @@ def held_whole(name: str, by: DataColumn, fraction: float, seed: int) -> Mask:
 
 
 def held_rows(name: str, labels: NDArray[np.int64], fraction: float, seed: int) -> Mask:
-    """Choose the rows to hold out by seed and name, label by label."""
     if fraction > 0 and len(labels) < 2:
         raise InputError(
             "client-of-one-row",

@@ -65,7 +65,6 @@ def kind_of(path: Path) -> str:
 
 
 def tables_of(folder: Path) -> list[Path]:
-    """Return the tables of a folder, by name."""
     files = sorted(file for file in folder.iterdir() if file.is_file() and kind_of(file))
     if not files:
         raise InputError(
@@ -137,7 +136,6 @@ def open_table(*paths: Path, sheet: str | None = None) -> OpenTable:
 
 
 def entry_table(entry: str, frame: DataFrame) -> OpenTable:
-    """Open the data frame that an entry returned."""
     import pyarrow
 
     try:
@@ -150,7 +148,6 @@ def entry_table(entry: str, frame: DataFrame) -> OpenTable:
 
 
 def entry_target(entry: str, y: ArrayLike) -> OpenTable:
-    """Open the array, list or series that an entry returned as targets, in a column "y"."""
     import pyarrow
 
     try:

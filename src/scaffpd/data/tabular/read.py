@@ -168,7 +168,6 @@ class _Columns:
         return found or self._texts(name, distinct, codes)
 
     def _dates(self, name: str, distinct: list[str], codes: Codes) -> DataColumn | None:
-        """Read dates; `None` where some cell is none."""
         cells = ["" if is_missing(cell) else cell.strip() for cell in distinct]
         example = next((cell for cell in cells if cell), "")
         days = _all(_days(cells), cells) if example else None
@@ -226,7 +225,6 @@ class _Columns:
             )
 
     def _place(self, row: int) -> str:
-        """Say where a row that is used ends in the file."""
         return self.table.place(int(np.flatnonzero(self.used)[row]))
 
 
