@@ -152,3 +152,16 @@ def test_what_has_no_coefficients_is_refused():
     network = sp.Module(torch.nn.Linear(2, 1), "squared", 0.1)
     with refuses("coefficients-not-linear"):
         sp.coefficients(sp.Cohort([(X, expit(X[:, 0]))] * 2, network))
+
+
+def test_a_table_that_is_there_several_times_is_not_certain():
+    """Its clients differ by nothing at all, which is no chance; nor do robust errors know one."""
+    (X, y) = made([30], [0.0] * 3)[0]
+    model = sp.Linear("squared", intercept=True)
+    found = sp.coefficients(sp.Cohort([(X, y)] * 6, model), effects="slopes")
+    pooled = sp.coefficients(sp.Cohort([(X, y)] * 6, model), effects="fixed")
+    assert (found.error > 0.3 * pooled.error).all()
+    alone = sp.Cohort([(X, y)], model)
+    robust, plain = (sp.coefficients(alone, errors=kind) for kind in ("robust", "model"))
+    np.testing.assert_allclose(robust.error, plain.error)
+    assert "robust" not in robust.said

@@ -11,6 +11,8 @@ from cases.runs import asked, patients, prepared
 from scaffpd import cli
 from scaffpd.report.page.figures import figures
 from scaffpd.report.record import RunRecord
+from scaffpd.study.newcomers import LeftOut, Newcomers
+from scaffpd.study.verdict import Gain
 from scaffpd.training.metrics import Spread
 
 L2 = [0.05] * 3 + [1e-6]
@@ -128,6 +130,28 @@ def test_refusals():
         sp.newcomers(sp.Cohort(pairs, sp.Personal(MODEL, 1.0)))
     with refuses("newcomers-too-few"):
         sp.newcomers(sp.Cohort(pairs[:2], MODEL))
+    times = [(X, np.column_stack([np.exp(y), np.ones(len(y))])) for X, y in pairs]
+    with refuses("newcomers-cox"):
+        sp.newcomers(sp.Cohort(times, sp.Linear("cox")))
+
+
+def test_losses_of_zero_are_no_gain():
+    found = sp.newcomers(sp.Cohort([(np.eye(3), np.zeros(3))] * 3, MODEL), GOALS)
+    assert found.gain == found.mean == Gain(0.0, 0.0, 0.0)
+
+
+def test_sentences_where_fields_disagree():
+    """The first objective is the average's by any name; others are chosen in single folds."""
+    points = [LeftOut("mean", 1.0, 2.0), LeftOut("fair", 1.0, 2.0)]
+    none = Gain(0.0, 0.0, 0.0)
+    for mean, same in ((none, True), (Gain(0.01, 0.0, 0.03), False)):
+        said = str(Newcomers(points, "mean", none, mean, 20))
+        assert ("every time" in said) is same
+    for best in ("mean", "fair"):
+        found = Newcomers(points, best, Gain(0.1, 0.05, 0.2), none, 20)
+        assert found.recommendation == best
+        assert ("no fair one is shown" in str(found)) is False
+        assert ("use the fair model" in str(found)) is (best == "fair")
 
 
 def test_a_table_is_encoded_without_the_clients_that_are_left_out(tmp_path):

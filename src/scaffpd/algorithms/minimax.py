@@ -168,7 +168,8 @@ class MinimaxMethod(Algorithm[Proven], Generic[Proven]):
         bound = proven(width, constants, H / mass, g, error, inexact, found.primal, single)
         if not bound.most < math.inf:
             return replace(found, flat=bound.flat)
-        return certify(self.objective, losses, weights, bound, constants.strong_convexity, errors)
+        other = certify(self.objective, losses, weights, bound, constants.strong_convexity, errors)
+        return min(found, other, key=lambda proof: proof.gap)
 
 
 def spread(constants: Constants) -> Vector:

@@ -14,7 +14,7 @@ from scaffpd.pipeline.sites import Encoding
 from scaffpd.program.prepare import Source
 from scaffpd.report.record import PathRecord
 from scaffpd.settings.run import RunConfig
-from scaffpd.study.newcomers import Newcomers, candidates, newcomers
+from scaffpd.study.newcomers import Newcomers, candidates, check, newcomers
 from scaffpd.study.path import WALKABLE, grid, knee
 from scaffpd.study.verdict import AVERAGE
 from scaffpd.training.cohort import Cohort
@@ -39,6 +39,8 @@ def walkable(config: RunConfig) -> None:
 def walk(config: RunConfig, prepared: Prepared, ready: Ready) -> Contests:
     """Go along a grid of objectives of the kind that the settings name, one after the other."""
     walkable(config)
+    if config.path.new_sites:
+        check(prepared.model, len(prepared.names))
     goal = config.goal
     assert goal is not None
     points: dict[str, Objective] = {AVERAGE: Average(prior=goal.prior)}

@@ -148,7 +148,7 @@ def coefficients(
             "intercepts": random intercepts; "slopes": random intercepts and slopes. `None`: what
             the evidence prefers of the first and the last two, by a nat for every variance.
         errors: "model": from the curvature of the likelihood; "robust": from the clients' slopes
-            (sandwich), which need not be distributed as the model says.
+            (sandwich), which need not be distributed as the model says; not of one client.
         restricted: whether variances are those of restricted maximum likelihood; else of maximum
             likelihood, as lme4's `glmer` has them.
     """
@@ -205,6 +205,7 @@ class _Fit(NamedTuple):
         self, L: Array, names: Sequence[str], labels: int, shift: float, errors: str, chosen: bool
     ) -> CoefficientTable:
         problem = self.problem
+        errors = errors if len(problem.weights) > 1 else MODEL  # robust ones compare clients
         x = self.found.x.double().cpu().numpy()
         rest = max(problem.n - len(x), 1.0) if problem.squared else np.inf
         tau = self.found.tau.copy()

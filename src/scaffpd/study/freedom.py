@@ -9,7 +9,8 @@ group g, the information about τ is that of restricted likelihood, and the degr
 
 Where clients differ less than chance has them, τ_g = 0 and a = Σ_i ‖g_i‖²_g < b = tr_g Σ_i (Q_i −
 Q_iCQ_i): the variance is then c·a/b (Hartung & Knapp 2001, without a floor); with c itself, few
-clients that are alike would be covered in 99 %.
+clients that are alike would be covered in 99 %. Only a/b below the 1 % quantile of χ²/(N − 1), such
+as of one table that is there twice, is no chance, and counts as that.
 
 A client's own coefficients take √τ_g as uniform and integrate over it; with the estimate alone,
 and above all with an estimate of 0, their errors are too small.
@@ -22,6 +23,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from scipy.special import chdtri
 
 from scaffpd.algorithms.climb import Mask
 from scaffpd.algorithms.evidence import Evidence, ModePoint
@@ -31,6 +33,7 @@ from scaffpd.training.metrics import Array
 POINTS = 8  # at which a deviation is integrated over
 MOST = 3  # deviations that are integrated over, one by one
 MANY = 50  # clients from which on deviations are known well enough
+RARE = 0.01  # chance of clients that are more alike than is believed
 REACH = 10.0  # standard errors of τ that the integral goes up to
 
 
@@ -73,11 +76,15 @@ class Inference:
         # where τ is 0: how much less than by chance clients differ
         self.less = np.ones(q)
         total = np.linalg.inv(self.C)
+        others = max(len(self.problem.weights) - 1, 1)
+        least = float(chdtri(others, 1 - RARE)) / others
         for g, own in enumerate(of > 0):
             tau = self.point.prior.tau[self.own_groups[g]]
             chance = np.diag(total)[own].sum() - np.trace(turned[g])
             if not tau.any() and chance > 0:
-                self.less[own] = min(np.diag(self.slopes)[own].sum() / chance, 1.0) ** 0.5
+                self.less[own] = (
+                    np.clip(np.diag(self.slopes)[own].sum() / chance, least, 1.0) ** 0.5
+                )
 
     def errors(self, L: Array) -> tuple[Array, Array]:
         """Return the standard errors of L x, and their degrees of freedom."""

@@ -22,12 +22,13 @@ from scaffpd.algorithms import Fair
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation
 from scaffpd.models import Linear
+from scaffpd.models.cox import COX
 from scaffpd.models.linear import AUTO
 from scaffpd.models.personal import regulariser
 from scaffpd.numbers import several
 from scaffpd.objectives import Average, ChiSquare, CVaR, Objective
 from scaffpd.study.path import grid, knee
-from scaffpd.study.verdict import AVERAGE, Gain
+from scaffpd.study.verdict import Gain
 from scaffpd.training.cohort import Cohort
 from scaffpd.training.loop import train as run
 from scaffpd.training.metrics import Spread, a_fifth
@@ -80,10 +81,14 @@ class Newcomers:
         return self.clients >= LEAST
 
     @property
+    def clear(self) -> bool:
+        """Whether the worst fifth gains by a choice that is made without them."""
+        return self.enough and self.gain.low is not None and self.gain.low > 0
+
+    @property
     def recommendation(self) -> str:
         """The objective for a site that joins later: the average's unless a fair one gains."""
-        clear = self.enough and self.gain.low is not None and self.gain.low > 0
-        return self.best if clear else AVERAGE
+        return self.best if self.clear else self.points[0].name
 
     def sentences(self, word: str) -> list[str]:
         """Return the advice, and what it rests on."""
@@ -94,13 +99,14 @@ class Newcomers:
             f"{start} for the worst-served {fifth} the loss is "
             f"{self.gain.than('with the average model')}, in the mean over them {self.mean.than()}."
         )
-        if self.gain.low == self.gain.high == 0:
+        if {self.gain.low, self.gain.high, self.mean.low, self.mean.high} == {0}:
             rests = f"{start} it is the average every time."
         if not self.enough:
             first = f"Which one model serves a {word} that joins later cannot be said from {many}"
             return [f"{first}: {LEAST} are needed.", rests]
-        if self.recommendation == AVERAGE:
+        if self.recommendation == self.points[0].name:
             why = "no fair one is shown to serve it better"
+            why = f"all {self.clients} together choose it" if self.clear else why
             return [f"For a {word} that joins later, use the average model: {why}.", rests]
         return [f"For a {word} that joins later, use the fair model of “{self.best}”.", rests]
 
@@ -126,25 +132,19 @@ def newcomers(
         without: returns the clients as they are encoded without the rows of some of them.
         phase: is called with the share that is done.
     """
-    if not isinstance(cohort.model, Linear):
-        raise InputError(
-            "newcomers-not-linear",
-            f"newcomers needs clients with one Linear(...), got {cohort.model!r}.",
-        )
+    check(cohort.model, len(cohort.names))
+    assert isinstance(cohort.model, Linear)
     n = len(cohort.names)
-    if n < FEWEST:
-        raise InputError(
-            "newcomers-too-few", f"newcomers leaves clients out: it needs {FEWEST}, there are {n}."
-        )
     # a gap can be proven where every coefficient has a ridge
     ridge = float(np.min(np.asarray(cohort.model.l2, dtype=np.float64))) > 0
     level = EXACT * float(cohort.losses(cohort.start()).mean())
-    first = run(Fair(Average()), cohort, ROUNDS, level if ridge else None, progress=False)
+    tol = level if ridge and level > 0 else None
+    first = run(Fair(Average()), cohort, ROUNDS, tol, progress=False)
     average = first.uninterrupted().history.last_losses
     goals = objectives
     if isinstance(goals, Objective):
         goals = candidates(goals, average)
-    tol = EXACT * float(average.mean()) if ridge else None
+    tol = EXACT * float(average.mean()) if tol and average.mean() > 0 else None
     random = np.random.default_rng(seed)
     folds = [part.tolist() for part in np.array_split(random.permutation(n), min(n, FOLDS))]
     outer = np.empty((len(goals), n))
@@ -165,6 +165,26 @@ def newcomers(
     ]
     worst, mean = (_gain(of, outer[0], nested, draws) for of in (_worst, _mean))
     return Newcomers(points, points[chosen(outer)].name, worst, mean, n)
+
+
+def check(model: object, clients: int) -> None:
+    """Refuse what cannot be left out, and losses that have no shares."""
+    if not isinstance(model, Linear):
+        raise InputError(
+            "newcomers-not-linear",
+            f"newcomers needs clients with one Linear(...), got {model!r}.",
+        )
+    if model.loss == COX:
+        raise InputError(
+            "newcomers-cox",
+            "Losses of Cox's model fall below zero, so that none is lower by a share: cut time "
+            "into periods (--periods 365,730) to ask which model serves a newcomer.",
+        )
+    if clients < FEWEST:
+        raise InputError(
+            "newcomers-too-few",
+            f"newcomers leaves clients out: it needs {FEWEST}, there are {clients}.",
+        )
 
 
 def candidates(objective: Objective, average: Array) -> dict[str, Objective]:
@@ -232,6 +252,9 @@ def _mean(losses: Array) -> Array:
 
 def _gain(of: Callable[[Array], Array], base: Array, own: Array, draws: NDArray[np.int64]) -> Gain:
     """Return by which share a level is lower, with its interval over draws of clients."""
-    shares = 1 - of(own[draws]) / of(base[draws])
-    low, high = np.quantile(shares, (0.025, 0.975)).tolist()
-    return Gain(float(1 - of(own) / of(base)), low, high)
+
+    def lower(own: Array, base: Array) -> Array:
+        return 1 - np.divide(of(own), of(base), out=np.ones(len(own)), where=of(base) > 0)
+
+    low, high = np.quantile(lower(own[draws], base[draws]), (0.025, 0.975)).tolist()
+    return Gain(float(lower(own[None], base[None])[0]), low, high)
