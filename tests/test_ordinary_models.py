@@ -112,7 +112,7 @@ def test_a_mean_of_equal_clients_has_the_interval_of_their_means(spread, truncat
     random = np.random.default_rng(3)
     means = spread * random.standard_normal(7)
     if truncated:
-        means = means + 0.02 * random.standard_normal(7)
+        means = means + 0.07 * random.standard_normal(7)
     noise = random.standard_normal((7, 20))
     noise -= noise.mean(1, keepdims=True)
     y = means[:, None] + noise
