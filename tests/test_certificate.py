@@ -160,6 +160,19 @@ def test_without_a_ridge_there_is_a_sharp_certificate(kind, objective):
             assert state.certificate < 1.5 * excess
 
 
+@pytest.mark.parametrize("size", [0.01, 0.3, 0.6, 3.0])
+def test_the_smaller_of_two_certificates_is_reported(size):
+    """A large ridge knows the curvature, and is not a third too careful as Hessians may be."""
+    X = np.eye(2)
+    cohort = sp.Cohort([(X, [0, 1]), (X, [1, 1])], sp.Linear("logistic", l2=100.0))
+    at = cohort.gradients(torch.tensor([size, 0.0], dtype=torch.float64))
+    weights = np.full(2, 0.5)
+    given = cohort.constants(), at.losses, weights, at, None
+    method = sp.MinimaxNewton(sp.Average())
+    plain, both = (method._proof(*given, H) for H in (None, at.hessian(weights)))
+    assert both.gap <= plain.gap
+
+
 def test_sums_prove_the_same_without_a_ridge():
     cohort = sp.Cohort(drawn("logistic"), sp.Linear("logistic", l2=0.0, intercept=True))
     for federation in (cohort, sp.SecureAggregation(cohort)):

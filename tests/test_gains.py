@@ -17,6 +17,7 @@ from scaffpd.study.verdict import MODELS, Gain
 from scaffpd.tasks.regression import Regression
 from scaffpd.training.metrics import (
     HeldOutMoments,
+    PairedDifference,
     RelativeGain,
     SplitTables,
     clearly,
@@ -261,6 +262,17 @@ def test_what_is_shown_is_a_corrected_one_sided_test():
     assert one.recommendation == "alone" or one.recommendation == "average"
     if one.recommendation == "alone":
         assert one.chance == pytest.approx(stats.t.sf(t, 9), rel=1e-6)
+
+
+def test_nothing_is_shown_by_what_never_varies():
+    """Shares of wrong pairs are alike in all splits, where there are few pairs; up to rounding."""
+    for half in (0.0, 1e-17):
+        for mean in (0.1, -0.1):
+            found = PairedDifference(mean, half, 0.5, half, 9)
+            assert found.above() == found.above(-1) == found.chance == found.below(0.02) == 1.0
+        assert PairedDifference(half, half, 0.5, half, 9).below(0.02) == 0.0  # the same model
+    assert PairedDifference(0.0, 0.0, 0.0, 0.0, 9).below(0.02) == 1.0
+    assert PairedDifference(0.1, 0.01, 0.5, 0.02, 9).above() < 1e-6
 
 
 def test_clients_of_few_rows_count_less_where_clients_are_alike():

@@ -112,13 +112,13 @@ def test_a_mean_of_equal_clients_has_the_interval_of_their_means(spread, truncat
     random = np.random.default_rng(3)
     means = spread * random.standard_normal(7)
     if truncated:
-        means = means + 0.07 * random.standard_normal(7)
+        means = means + 0.1 * random.standard_normal(7)
     noise = random.standard_normal((7, 20))
     noise -= noise.mean(1, keepdims=True)
     y = means[:, None] + noise
     clients = [(np.ones((20, 1)), own) for own in y]
     found = sp.coefficients(sp.Cohort(clients, sp.Linear("squared")), effects="slopes")
-    assert (found.between[0] == 0) == truncated
+    assert (found.between[0] < 0.01) == truncated
     assert found.error[0] == pytest.approx(means.std(ddof=1) / np.sqrt(7), rel=0.01)
     assert found.freedom[0] == pytest.approx(6, rel=0.02)
 

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from scaffpd.algorithms.climb import LIMIT, Climb, Families, Mask
-from scaffpd.descent import STEPS, newton
+from scaffpd.descent import newton
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation, Vector
 from scaffpd.federation.modes import ModesAt, ModeSpread
@@ -266,7 +266,7 @@ class Evidence:
             start = point.question
             return -point.step[None], X.new_tensor([2 * point.decrease])
 
-        return newton(x[None], evaluate, step, 2 * close, FEW if self.means else STEPS)[2]
+        return newton(x[None], evaluate, step, 2 * close, FEW if self.means else None)[2]
 
     def moments(self, point: ModePoint) -> tuple[Vector, Vector, Vector]:
         """Return `size`, `freedom` and `residual` of a `Climb`, after the Newton step."""

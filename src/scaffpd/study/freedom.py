@@ -33,6 +33,7 @@ from scaffpd.training.metrics import Array
 POINTS = 8  # at which a deviation is integrated over
 MOST = 3  # deviations that are integrated over, one by one
 MANY = 50  # clients from which on deviations are known well enough
+LITTLE = 0.1  # degrees of freedom of a variance that is all but 0
 RARE = 0.01  # chance of clients that are more alike than is believed
 REACH = 10.0  # standard errors of τ that the integral goes up to
 
@@ -73,7 +74,7 @@ class Inference:
         known = answer[q * q * (p + 1) :].reshape(p, p)
         known = (known + np.einsum("gab,hba->gh", turned, turned)) / 2
         self.unknown = np.linalg.pinv(known, hermitian=True) if p else known
-        # where τ is 0: how much less than by chance clients differ
+        # where τ is 0, or on its way there: how much less than by chance clients differ
         self.less = np.ones(q)
         total = np.linalg.inv(self.C)
         others = max(len(self.problem.weights) - 1, 1)
@@ -81,7 +82,7 @@ class Inference:
         for g, own in enumerate(of > 0):
             tau = self.point.prior.tau[self.own_groups[g]]
             chance = np.diag(total)[own].sum() - np.trace(turned[g])
-            if not tau.any() and chance > 0:
+            if tau.max() * chance < LITTLE and chance > 0:
                 self.less[own] = (
                     np.clip(np.diag(self.slopes)[own].sum() / chance, least, 1.0) ** 0.5
                 )

@@ -24,6 +24,7 @@ from scaffpd.tasks.base import NEGLIGIBLE
 
 YES = "yes"
 NO = "no"
+ROUNDED = 1e-12  # of a loss: less is rounding
 NOISE = "within noise"
 Array = NDArray[np.float64]
 Weights = Callable[[Array], Array]  # of the clients, given their losses
@@ -150,17 +151,22 @@ class PairedDifference(NamedTuple):
         """The standard error of the mean."""
         return self.half / student(self.freedom) if self.half < math.inf else math.inf
 
+    @property
+    def still(self) -> bool:
+        """Whether nothing varies but rounding, which tells nothing about chance."""
+        return self.half <= ROUNDED * self.base
+
     def above(self, sign: int = 1) -> float:
         """Return the one-sided p-value of sign·mean > 0; 1 where nothing is known."""
-        if not 0 < self.half < math.inf:
+        if self.still or math.isinf(self.half):
             return 1.0
         return float(stdtr(self.freedom, -sign * self.mean / self.error))
 
     def below(self, share: float) -> float:
-        """Return the one-sided p-value of mean < share·base."""
+        """Return the one-sided p-value of mean < share·base; 0 where both are the same."""
         rest = share * self.base - self.mean
-        if self.half == 0:
-            return 0.0 if rest > 0 else 1.0
+        if self.still:
+            return 0.0 if abs(self.mean) <= ROUNDED * self.base and rest > 0 else 1.0
         return float(stdtr(self.freedom, -rest / self.error)) if self.half < math.inf else 1.0
 
     @property
