@@ -266,7 +266,7 @@ class Evidence:
             start = point.question
             return -point.step[None], X.new_tensor([2 * point.decrease])
 
-        return newton(x[None], evaluate, step, 2 * close, FEW if self.means else None)[2]
+        return newton(x[None], evaluate, step, 2 * close, FEW if self.means else 0)[2]
 
     def moments(self, point: ModePoint) -> tuple[Vector, Vector, Vector]:
         """Return `size`, `freedom` and `residual` of a `Climb`, after the Newton step."""
