@@ -22,7 +22,6 @@ from scaffpd.algorithms import Fair
 from scaffpd.errors import InputError
 from scaffpd.federation import Federation
 from scaffpd.models import Linear
-from scaffpd.models.cox import COX
 from scaffpd.models.linear import AUTO
 from scaffpd.models.personal import regulariser
 from scaffpd.numbers import several
@@ -174,7 +173,7 @@ def check(model: object, clients: int) -> None:
             "newcomers-not-linear",
             f"newcomers needs clients with one Linear(...), got {model!r}.",
         )
-    if model.loss == COX:
+    if not model.summed:
         raise InputError(
             "newcomers-cox",
             "Losses of Cox's model fall below zero, so that none is lower by a share: cut time "
