@@ -107,6 +107,10 @@ class Loss(ABC):
         """Bound ∂²ℓ/∂z² of every sample, (samples,); estimate it if it is not `smooth`."""
         return torch.full((len(y),), self.curvature, dtype=torch.float64, device=y.device)
 
+    def widening(self, y: Tensor) -> Tensor | float:
+        """Return what `concordance` is to be multiplied by, where samples differ."""
+        return 1.0
+
     def mean(self, z: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the expectation of y for a prediction z."""
         return z

@@ -1,0 +1,129 @@
+r"""Proportional odds (P. McCullagh 1980): ordered categories 0 … K−1, a sum over rows of one output.
+
+    P(y > k) = σ(⟨a, x⟩ + b − Σ_{1 ≤ j ≤ k} δ_j),    δ_j > 0, the distances of cut points
+
+With z_k for the bracket, P(y = k) = σ(z_{k−1}) − σ(z_k) = σ(z_{k−1}) σ(−z_k) (1 − e^{−δ_k}), as
+z_{k−1} − z_k = δ_k: the negative logarithm is that of two logistic rows and of one that knows δ_k
+alone. So a person is `TERMS` rows, of zeros where an outermost category has fewer, f_i is a third
+of its mean negative log-likelihood, and sums over rows are likelihoods.
+
+Below δ = ε, −log(1 − e^{−δ}) is continued by its parabola there: it is then convex and twice
+differentiable everywhere, ℓ″ <= 1/(4 sinh²(ε/2)) and |ℓ‴| <= coth(ε/2) ℓ″. Nothing is changed at an
+optimum whose cut points are at least ε apart, that is where no category has a probability below ε/4
+for every row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.special import expit, log_expit
+from torch import Tensor
+
+from scaffpd.models.arrays import Array
+from scaffpd.models.losses import LOSSES, Accuracy, Loss, Targets
+
+Matrix = NDArray[np.float64]
+ORDINAL = "ordinal"
+TERMS = 3  # rows of a person
+CLOSEST = 0.01  # ε
+LEAST = 1e-12  # distance of cut points that no row has told apart
+DISTANCE, NOTHING = 2, 0  # kinds of rows, beside the signs −1 and 1 of logistic ones
+
+
+class Ordinal(Loss):
+    """Rows of `terms`: log(1 + e^{sz}) of the kinds s = ±1, −log(1 − e^{−z}) of distances."""
+
+    name = ORDINAL
+    called = "proportional odds"
+    labels = not_negative = True
+    curvature = 0.25 / math.sinh(CLOSEST / 2) ** 2
+    concordance = 1.0
+
+    def encode(self, labels: list[Array], names: Sequence[str], classes: int | None) -> Targets:
+        return Targets([np.asarray(y, dtype=np.float64).reshape(-1, 1) for y in labels], 1)
+
+    def accuracy(self, outputs: int) -> Accuracy:
+        """The parabola is a sum of three numbers of one sign."""
+        return Accuracy(128, 0, 128, 0)
+
+    def steepness(self, y: Tensor) -> Tensor:
+        kind = y[..., 0].double()
+        return torch.where(kind == DISTANCE, self.curvature, 0.25 * kind.abs())
+
+    def widening(self, y: Tensor) -> Tensor:
+        kind = y[..., 0].double()
+        return torch.where(kind == DISTANCE, 1 / math.tanh(CLOSEST / 2), kind.abs())
+
+    def value(self, z: Tensor, y: Tensor) -> Tensor:
+        d = z.clamp_min(CLOSEST)
+        less = d - z
+        apart = torch.where(d > 0.5, -torch.log1p(-torch.exp(-d)), -torch.log(-torch.expm1(-d)))
+        apart = apart + less * (1 / torch.expm1(d) + less / 2 * self._bend(d))
+        odds = y.abs() * torch.logaddexp(y * z, z.new_zeros(()))
+        return torch.where(y == DISTANCE, apart, odds).squeeze(-1)
+
+    def residual(self, z: Tensor, y: Tensor) -> Tensor:
+        d = z.clamp_min(CLOSEST)
+        apart = -1 / torch.expm1(d) - (d - z) * self._bend(d)
+        return torch.where(y == DISTANCE, apart, y * torch.sigmoid(y * z))
+
+    def bends(self, z: Tensor, y: Tensor) -> Tensor:
+        odds = y.abs() * torch.sigmoid(z) * torch.sigmoid(-z)
+        return torch.where(y == DISTANCE, self._bend(z.clamp_min(CLOSEST)), odds)
+
+    @staticmethod
+    def _bend(d: Tensor) -> Tensor:
+        """Return 1/(4 sinh²(d/2)), without overflow."""
+        e = torch.exp(-d)
+        return e / torch.expm1(-d).square()
+
+
+LOSSES[ORDINAL] = Ordinal
+
+
+def terms(X: Array, y: Array, categories: int) -> tuple[Matrix, Matrix]:
+    """Return the `TERMS` rows of every person, [a, distances, 1], and their kinds."""
+    n, d = X.shape
+    k = np.asarray(y).astype(np.int64)
+    later = np.arange(1, categories - 1)
+    kinds = np.zeros((n, TERMS))
+    kinds[:, 0] = -1.0 * (k > 0)  # −log σ(z_{k−1})
+    kinds[:, 1] = 1.0 * (k < categories - 1)  # −log σ(−z_k)
+    kinds[:, 2] = DISTANCE * ((k > 0) & (k < categories - 1))
+    rows = np.zeros((n, TERMS, d + len(later) + 1))
+    rows[:, :2, :d] = np.asarray(X)[:, None]
+    rows[:, :2, -1] = 1.0
+    for term, cut in enumerate((k - 1, k)):
+        rows[:, term, d : d + len(later)] = -1.0 * (later <= cut[:, None])
+    rows[:, 2, d : d + len(later)] = later == k[:, None]
+    rows *= (kinds != NOTHING)[..., None]
+    return rows.reshape(n * TERMS, -1), kinds.reshape(-1)
+
+
+def cuts(z: Matrix, distances: Matrix) -> tuple[Matrix, Matrix]:
+    """Return the z_k of every row, and distances above zero."""
+    apart = np.maximum(distances, LEAST)
+    return z[:, None] - np.append(0.0, np.cumsum(apart)), apart
+
+
+def chances(z: Matrix, distances: Matrix) -> Matrix:
+    """Return log P(y = k) of rows with the first bracket z, (rows × categories)."""
+    above, apart = cuts(z, distances)
+    logs = np.zeros((len(z), len(apart) + 2))
+    logs[:, 1:] += log_expit(above)
+    logs[:, :-1] += log_expit(-above)
+    logs[:, 1:-1] += np.log(-np.expm1(-apart))
+    return logs
+
+
+def residuals(z: Matrix, distances: Matrix, y: Array) -> tuple[Matrix, Matrix]:
+    """Return the first two derivatives of −log P(y) in z, each (rows × 1)."""
+    p = np.pad(expit(cuts(z, distances)[0]), ((0, 0), (1, 1)), constant_values=((0, 0), (1, 0)))
+    k = np.asarray(y).astype(np.int64)[:, None]
+    low, high = (np.take_along_axis(p, at, 1) for at in (k, k + 1))
+    return low + high - 1, low * (1 - low) + high * (1 - high)
