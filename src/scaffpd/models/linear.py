@@ -135,7 +135,8 @@ class Linear:
         if self.ordered and not (self.classes and self.intercept is True):
             raise InputError(
                 "ordinal-without-classes",
-                'Linear("ordinal") needs the number of categories, classes=, and intercept=True.',
+                'Linear("ordinal") needs the number of categories, classes=, three at least, and '
+                "intercept=True; two labels are classification.",
             )
         if self.classes is None:
             return

@@ -107,8 +107,10 @@ class Loss(ABC):
         """Bound ∂²ℓ/∂z² of every sample, (samples,); estimate it if it is not `smooth`."""
         return torch.full((len(y),), self.curvature, dtype=torch.float64, device=y.device)
 
-    def widening(self, y: Tensor) -> Tensor | float:
-        """Return what `concordance` is to be multiplied by, where samples differ."""
+    def widening(self, z: Tensor, y: Tensor) -> Tensor | float:
+        """Return what `concordance` is to be multiplied by per sample, for ∂²ℓ/∂z² at z to fall no
+        faster than by e^{−R|v|} on the way to any z + v.
+        """
         return 1.0
 
     def mean(self, z: NDArray[np.float64]) -> NDArray[np.float64]:

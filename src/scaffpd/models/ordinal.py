@@ -8,9 +8,10 @@ alone. So a person is `TERMS` rows, of zeros where an outermost category has few
 of its mean negative log-likelihood, and sums over rows are likelihoods.
 
 Below δ = ε, −log(1 − e^{−δ}) is continued by its parabola there: it is then convex and twice
-differentiable everywhere, ℓ″ <= 1/(4 sinh²(ε/2)) and |ℓ‴| <= coth(ε/2) ℓ″. Nothing is changed at an
-optimum whose cut points are at least ε apart, that is where no category has a probability below ε/4
-for every row.
+differentiable everywhere, ℓ″ <= 1/(4 sinh²(ε/2)) = g″(ε), and as −g‴ = coth(δ/2) g″ falls in δ,
+g″(δ + v) >= g″(δ) e^{−Rv} with R = coth(max(δ, ε)/2), which is what a certificate needs. Nothing is
+changed at an optimum whose cut points are at least ε apart; others have a category with a
+probability below ε/4 for every row.
 """
 
 from __future__ import annotations
@@ -55,9 +56,11 @@ class Ordinal(Loss):
         kind = y[..., 0].double()
         return torch.where(kind == DISTANCE, self.curvature, 0.25 * kind.abs())
 
-    def widening(self, y: Tensor) -> Tensor:
+    def widening(self, z: Tensor, y: Tensor) -> Tensor:
+        """Distances may grow, at the rate that they begin with: where they shrink, ℓ″ does not."""
         kind = y[..., 0].double()
-        return torch.where(kind == DISTANCE, 1 / math.tanh(CLOSEST / 2), kind.abs())
+        rate = 1 / torch.tanh(z[..., 0].double().clamp_min(CLOSEST) / 2)
+        return torch.where(kind == DISTANCE, rate, kind.abs())
 
     def value(self, z: Tensor, y: Tensor) -> Tensor:
         d = z.clamp_min(CLOSEST)
@@ -75,6 +78,13 @@ class Ordinal(Loss):
     def bends(self, z: Tensor, y: Tensor) -> Tensor:
         odds = y.abs() * torch.sigmoid(z) * torch.sigmoid(-z)
         return torch.where(y == DISTANCE, self._bend(z.clamp_min(CLOSEST)), odds)
+
+    def link(self, mean: Matrix, least: Matrix) -> Matrix:
+        """Return the distances of cut points, and the first of them, for shares of categories."""
+        share = np.maximum(mean, least)
+        above = share[:, ::-1].cumsum(1)[:, -2::-1]
+        odds = np.log(above / np.maximum(share.sum(1, keepdims=True) - above, least))
+        return np.column_stack([-np.diff(odds), odds[:, :1]])
 
     @staticmethod
     def _bend(d: Tensor) -> Tensor:

@@ -90,8 +90,8 @@ class Weighted(Loss):
         own, w = self._split(y)
         return w[..., 0].double() * self.inner.steepness(own)
 
-    def widening(self, y: Tensor) -> Tensor | float:
-        return self.inner.widening(self._split(y)[0])
+    def widening(self, z: Tensor, y: Tensor) -> Tensor | float:
+        return self.inner.widening(z, self._split(y)[0])
 
     def value(self, z: Tensor, y: Tensor) -> Tensor:
         own, w = self._split(y)

@@ -140,7 +140,7 @@ class Private:
                 )
         elif not model.summed:
             refuse_noise()
-        elif model.weighted or not model.smooth:
+        elif model.weighted or not model.smooth or model.ordered:
             raise InputError(
                 "private-rows-weighted",
                 "Private takes neither weighted rows nor counts: the slope of their loss depends "

@@ -34,7 +34,7 @@ from scaffpd.numbers import aligned
 from scaffpd.study.freedom import Inference
 from scaffpd.training.cohort import Cohort
 from scaffpd.training.metrics import Array
-from scaffpd.training.settling import groups_of
+from scaffpd.training.settling import CUTS, groups_of
 
 FIELDS = ("estimate", "error", "low", "high", "between")
 FIXED, STRATIFIED, INTERCEPTS, SLOPES = EFFECTS = ("fixed", "stratified", "intercepts", "slopes")
@@ -263,7 +263,8 @@ def _fitted(
     inner = base_of(cohort.model)
     assert isinstance(inner, Linear)
     last = np.array(groups) == INTERCEPT
-    differs = {FIXED: last & False, STRATIFIED: last, INTERCEPTS: last}.get(kind, last | True)
+    able = np.array(groups) != CUTS
+    differs = {FIXED: last & False, STRATIFIED: last, INTERCEPTS: last}.get(kind, able)
     if kind == COLUMNS:
         assert isinstance(cohort.model, Personal)
         differs = cohort.model.marked(columns, len(groups))
