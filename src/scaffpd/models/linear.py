@@ -268,7 +268,8 @@ class Linear:
         classes = self.classes or 0
         labels = [y[:, 0] if self.weighted and y.ndim == 2 else y for y in data.labels]
         known = Softmax().encode(labels, data.names, classes).arrays
-        rows, kinds = [], []
+        rows: list[Array] = []
+        kinds: list[Array] = []
         for X, y, given in zip(data.features, known, data.labels, strict=True):
             own, kind = terms(np.asarray(X, dtype=np.float64), y[:, 0], classes)
             rows.append(own)
@@ -390,9 +391,9 @@ class Linear:
         self, x: NDArray[np.float64] | Tensor, rows: NDArray[np.float64]
     ) -> NDArray[np.float64]:
         """Return ⟨a_j, x⟩ of every row, (rows × outputs); log P(y = k) of ordered categories."""
-        weights, intercept = self.reshape(x, rows.shape[1])
         if self.ordered:
             return chances(*self._brackets(x, rows))
+        weights, intercept = self.reshape(x, rows.shape[1])
         z: NDArray[np.float64] = rows @ weights + (0.0 if intercept is None else intercept)
         return z
 
@@ -406,7 +407,6 @@ class Linear:
         targets = torch.as_tensor(loss.encode([y], ["rows"], self.classes).arrays[0])
         z = torch.as_tensor(self.outputs(x, rows))
         return loss.residual(z, targets).numpy(), loss.bends(z, targets).numpy()
-
 
     def _brackets(
         self, x: NDArray[np.float64] | Tensor, rows: NDArray[np.float64]

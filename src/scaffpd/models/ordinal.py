@@ -1,4 +1,4 @@
-r"""Proportional odds (P. McCullagh 1980): ordered categories 0 … K−1, a sum over rows of one output.
+r"""Proportional odds (P. McCullagh 1980): categories 0 … K−1 in their order, as a sum over rows.
 
     P(y > k) = σ(⟨a, x⟩ + b − Σ_{1 ≤ j ≤ k} δ_j),    δ_j > 0, the distances of cut points
 

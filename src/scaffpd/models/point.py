@@ -283,7 +283,8 @@ class LinearPoint:
         step = max(PIECE // len(root), 1)
         for k in range(0, len(A), step):
             far[k : k + step] = self._reach(root, A[k : k + step].double())
-        seen = layout.segment_max(SAFE * R * far * self.loss.widening(self.predictions, self.rows.y))
+        wide = self.loss.widening(self.predictions, self.rows.y)
+        seen = layout.segment_max(SAFE * R * far * wide)
         return seen if weights is None else torch.where(weights.to(seen) > 0, seen, 0.0)
 
     def _reach(self, root: Tensor, A: Tensor) -> Tensor:

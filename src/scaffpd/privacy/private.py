@@ -143,8 +143,8 @@ class Private:
         elif model.weighted or not model.smooth or model.ordered:
             raise InputError(
                 "private-rows-weighted",
-                "Private takes neither weighted rows nor counts: the slope of their loss depends "
-                "on the records.",
+                "Private takes neither weighted rows, counts nor ordered categories: the slope of "
+                "their loss depends on the records.",
             )
         for name in ("noise", "clip", "loss_noise", "loss_clip", "radius", "smoothness", "budget"):
             if getattr(self, name) is not None:

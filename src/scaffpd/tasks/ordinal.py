@@ -14,6 +14,14 @@ SAID = (
     "Proportional odds: every column multiplies the odds of a higher category by the same number, "
     "whichever it is, and clients share the distances of cut points."
 )
+COLUMNS = {
+    "accuracy": ACCURACY,
+    "mae": ScoreColumn("categories off", "decimal"),
+    "rps": ScoreColumn("RPS", "decimal"),
+    "log_loss": ScoreColumn("log score", "decimal"),
+    "mean_probability": ScoreColumn("expected", screen=False),
+    "base_rate": ScoreColumn("true", screen=False),
+}
 
 
 class OrderedCategories(Classification):
@@ -23,21 +31,14 @@ class OrderedCategories(Classification):
     losses = ("ordinal",)
     ordered = True
     counted = False  # a person is several rows of its loss
-    columns = {
-        "accuracy": ACCURACY,
-        "mae": ScoreColumn("categories off", "decimal"),
-        "rps": ScoreColumn("RPS", "decimal"),
-        "log_loss": ScoreColumn("log score", "decimal"),
-        "mean_probability": ScoreColumn("expected", screen=False),
-        "base_rate": ScoreColumn("true", screen=False),
-    }
+    columns = COLUMNS
     adds_to = "the log-odds of a higher category"
     ratios = "odds"
     explained = (
         "*Categories off*: the mean number of categories between the predicted and the true one. "
         "*RPS*: the ranked probability score, the mean squared error of the probabilities to be "
         "above each category, added up. *Log score*: −log of the probability of what came true. "
-        "*Expected* is the mean probability of the predicted category, *true* the share that was it."
+        "*Expected* is the mean probability of the predicted category, *true* how often it came."
     )
 
     def suits(self, column: TargetColumn) -> bool:

@@ -188,8 +188,8 @@ def ordered(goal: DataColumn, wanted: Task | None, order: Sequence[str]) -> Data
         given = f"--order has {', '.join(order)}" if order else "there is no --order"
         raise InputError(
             "order-of-texts",
-            f"Target {goal.name!r} has {', '.join(known) or 'no texts'}, and {given}: --task ordinal "
-            "needs all texts of its target, from the least to the most; numbers have an order.",
+            f"Target {goal.name!r} has {', '.join(known) or 'no texts'}, and {given}: --task "
+            "ordinal needs all texts of its target, from the least to the most. Numbers have one.",
         )
     if not order:
         return goal
