@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from mpmath import mp, mpf
 from scipy.special import expit
 
 import scaffpd as sp
@@ -82,6 +83,22 @@ def test_derivatives_are_those_of_the_value(kind):
     if kind:
         bend = torch.autograd.grad(r.sum(), z)[0]
         np.testing.assert_allclose(bend, LOSS.bends(z[:, None], y)[:, 0].detach(), 1e-6)
+
+
+@pytest.mark.parametrize("d", [1e-9, 0.0099, 0.0101, 0.3, 0.7, 40.0])
+def test_values_of_distances_match_arithmetic_in_hundred_digits(d):
+    z, y = (torch.tensor([[one]], dtype=torch.float64) for one in (d, DISTANCE))
+    with mp.workdps(100):
+        exact, e = mpf(d), mpf(CLOSEST)
+        value = -mp.log(-mp.expm1(-max(exact, e)))
+        slope = -1 / mp.expm1(max(exact, e))
+        if exact < e:
+            bend = 1 / (4 * mp.sinh(e / 2) ** 2)
+            value += (exact - e) * slope + (exact - e) ** 2 / 2 * bend
+            slope += (exact - e) * bend
+        units = LOSS.accuracy(1)
+        assert abs(float(LOSS.value(z, y)) - value) <= units.value * 2**-53 * value
+        assert abs(float(LOSS.residual(z, y)) - slope) <= units.slope * 2**-53 * -slope
 
 
 def test_its_optimum_and_errors_are_those_of_statsmodels():

@@ -10,7 +10,7 @@ of its mean negative log-likelihood, and sums over rows are likelihoods.
 Below δ = ε, −log(1 − e^{−δ}) is continued by its parabola there: it is then convex and twice
 differentiable everywhere, ℓ″ <= 1/(4 sinh²(ε/2)) = g″(ε), and as −g‴ = coth(δ/2) g″ falls in δ,
 g″(δ + v) >= g″(δ) e^{−Rv} with R = coth(max(δ, ε)/2), which is what a certificate needs. Nothing is
-changed at an optimum whose cut points are at least ε apart; others have a category with a
+changed at an optimum whose cut points are at least ε from each other; others have a category with a
 probability below ε/4 for every row.
 """
 
@@ -32,7 +32,7 @@ Matrix = NDArray[np.float64]
 ORDINAL = "ordinal"
 TERMS = 3  # rows of a person
 CLOSEST = 0.01  # ε
-LEAST = 1e-12  # distance of cut points that no row has told apart
+LEAST = 1e-12  # distance of cut points that no row has between them
 DISTANCE, NOTHING = 2, 0  # kinds of rows, beside the signs −1 and 1 of logistic ones
 
 
@@ -65,15 +65,15 @@ class Ordinal(Loss):
     def value(self, z: Tensor, y: Tensor) -> Tensor:
         d = z.clamp_min(CLOSEST)
         less = d - z
-        apart = torch.where(d > 0.5, -torch.log1p(-torch.exp(-d)), -torch.log(-torch.expm1(-d)))
-        apart = apart + less * (1 / torch.expm1(d) + less / 2 * self._bend(d))
+        gaps = torch.where(d > 0.5, -torch.log1p(-torch.exp(-d)), -torch.log(-torch.expm1(-d)))
+        gaps = gaps + less * (1 / torch.expm1(d) + less / 2 * self._bend(d))
         odds = y.abs() * torch.logaddexp(y * z, z.new_zeros(()))
-        return torch.where(y == DISTANCE, apart, odds).squeeze(-1)
+        return torch.where(y == DISTANCE, gaps, odds).squeeze(-1)
 
     def residual(self, z: Tensor, y: Tensor) -> Tensor:
         d = z.clamp_min(CLOSEST)
-        apart = -1 / torch.expm1(d) - (d - z) * self._bend(d)
-        return torch.where(y == DISTANCE, apart, y * torch.sigmoid(y * z))
+        gaps = -1 / torch.expm1(d) - (d - z) * self._bend(d)
+        return torch.where(y == DISTANCE, gaps, y * torch.sigmoid(y * z))
 
     def bends(self, z: Tensor, y: Tensor) -> Tensor:
         odds = y.abs() * torch.sigmoid(z) * torch.sigmoid(-z)
@@ -117,17 +117,17 @@ def terms(X: Array, y: Array, categories: int) -> tuple[Matrix, Matrix]:
 
 def cuts(z: Matrix, distances: Matrix) -> tuple[Matrix, Matrix]:
     """Return the z_k of every row, and distances above zero."""
-    apart = np.maximum(distances, LEAST)
-    return z[:, None] - np.append(0.0, np.cumsum(apart)), apart
+    gaps = np.maximum(distances, LEAST)
+    return z[:, None] - np.append(0.0, np.cumsum(gaps)), gaps
 
 
 def chances(z: Matrix, distances: Matrix) -> Matrix:
     """Return log P(y = k) of rows with the first bracket z, (rows × categories)."""
-    above, apart = cuts(z, distances)
-    logs = np.zeros((len(z), len(apart) + 2))
+    above, gaps = cuts(z, distances)
+    logs = np.zeros((len(z), len(gaps) + 2))
     logs[:, 1:] += log_expit(above)
     logs[:, :-1] += log_expit(-above)
-    logs[:, 1:-1] += np.log(-np.expm1(-apart))
+    logs[:, 1:-1] += np.log(-np.expm1(-gaps))
     return logs
 
 
