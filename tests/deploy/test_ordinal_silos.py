@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from cases.refusals import refuses
-from cases.silos import MODEL, OBJECTIVE, agree, agreement, federation, rows, run
-from scaffpd.deploy.announcing import announced
+from cases.silos import MODEL, agree, federation, run
 from scaffpd.report.record import RunRecord
 from scaffpd.settings.federation import FederationFile
 from scaffpd.settings.model_file import read_model
@@ -41,7 +40,7 @@ def test_silos_train_proportional_odds(tmp_path, l2):
     outcome, _ = run(path, places)
     assert outcome.final
     assert outcome.certificate < 1e-3
-    x, setup = read_model(FederationFile.read(path).folder / "model.safetensors")
+    _, setup = read_model(FederationFile.read(path).folder / "model.safetensors")
     assert setup.task.name == "ordinal"
     assert list(setup.schema["labels"]) == ["well", "ill", "dire"]
     record = RunRecord.read(FederationFile.read(path).folder)
