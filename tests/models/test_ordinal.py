@@ -85,7 +85,7 @@ def test_derivatives_are_those_of_the_value(kind):
         np.testing.assert_allclose(bend, LOSS.bends(z[:, None], y)[:, 0].detach(), 1e-6)
 
 
-@pytest.mark.parametrize("d", [1e-9, 0.0099, 0.0101, 0.3, 0.7, 40.0])
+@pytest.mark.parametrize("d", [1e-9, 0.00099, 0.00101, 0.3, 0.7, 40.0])
 def test_values_of_distances_match_arithmetic_in_hundred_digits(d):
     z, y = (torch.tensor([[one]], dtype=torch.float64) for one in (d, DISTANCE))
     with mp.workdps(100):
@@ -157,6 +157,16 @@ def test_random_intercepts_are_those_of_thirty_nodes():
     assert likelihood(x, 0.95 * s) < top
     assert likelihood(x, 1.05 * s) < top
     assert not found.between[:-1].any()
+
+
+def test_a_category_of_one_row_in_a_thousand_has_its_probability():
+    ((X, y),) = made(1, 1000)
+    y[y == 2] = 1
+    y[7] = 2
+    result = sp.train(sp.fair(sp.Average()), sp.Cohort([(X, y)], MODEL), 60, 1e-10)
+    assert result.certificate < 1e-10
+    assert result.x[3] > CLOSEST
+    assert np.exp(MODEL.outputs(result.x, X))[:, 2].mean() == pytest.approx(1e-3, rel=0.05)
 
 
 def test_personal_models_share_the_distances_of_cut_points():

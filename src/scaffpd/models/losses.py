@@ -59,6 +59,7 @@ class Loss(ABC):
     name: str
     curvature: float
     concordance: float = math.inf
+    fastest: float = 1.0  # the most that `widening` returns
     quadratic: bool = False
     called: str = ""  # the model that has it, in words
     labels: bool = False  # whether targets are labels

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import expit, log_expit
+from scipy.special import expit, log_expit, logsumexp
 from torch import Tensor
 
 from scaffpd.models.arrays import Array
@@ -31,8 +31,7 @@ from scaffpd.models.losses import LOSSES, Accuracy, Loss, Targets
 Matrix = NDArray[np.float64]
 ORDINAL = "ordinal"
 TERMS = 3  # rows of a person
-CLOSEST = 0.01  # ε
-LEAST = 1e-12  # distance of cut points that no row has between them
+CLOSEST = 1e-3  # ε
 DISTANCE, NOTHING = 2, 0  # kinds of rows, beside the signs −1 and 1 of logistic ones
 
 
@@ -44,6 +43,7 @@ class Ordinal(Loss):
     labels = not_negative = True
     curvature = 0.25 / math.sinh(CLOSEST / 2) ** 2
     concordance = 1.0
+    fastest = 1 / math.tanh(CLOSEST / 2)
 
     def encode(self, labels: list[Array], names: Sequence[str], classes: int | None) -> Targets:
         return Targets([np.asarray(y, dtype=np.float64).reshape(-1, 1) for y in labels], 1)
@@ -82,8 +82,8 @@ class Ordinal(Loss):
     def link(self, mean: Matrix, least: Matrix) -> Matrix:
         """Return the distances of cut points, and the first of them, for shares of categories."""
         share = np.maximum(mean, least)
-        above = share[:, ::-1].cumsum(1)[:, -2::-1]
-        odds = np.log(above / np.maximum(share.sum(1, keepdims=True) - above, least))
+        later = share[:, ::-1].cumsum(1)[:, -2::-1]
+        odds = np.log(later / np.maximum(share.sum(1, keepdims=True) - later, least))
         return np.column_stack([-np.diff(odds), odds[:, :1]])
 
     @staticmethod
@@ -115,25 +115,28 @@ def terms(X: Array, y: Array, categories: int) -> tuple[Matrix, Matrix]:
     return rows.reshape(n * TERMS, -1), kinds.reshape(-1)
 
 
-def cuts(z: Matrix, distances: Matrix) -> tuple[Matrix, Matrix]:
-    """Return the z_k of every row, and distances above zero."""
-    gaps = np.maximum(distances, LEAST)
-    return z[:, None] - np.append(0.0, np.cumsum(gaps)), gaps
+def above(z: Matrix, distances: Matrix) -> Matrix:
+    """Return z_0 … z_{K−2} of every row."""
+    return z[:, None] - np.append(0.0, np.cumsum(distances))
 
 
 def chances(z: Matrix, distances: Matrix) -> Matrix:
-    """Return log P(y = k) of rows with the first bracket z, (rows × categories)."""
-    above, gaps = cuts(z, distances)
-    logs = np.zeros((len(z), len(gaps) + 2))
-    logs[:, 1:] += log_expit(above)
-    logs[:, :-1] += log_expit(-above)
-    logs[:, 1:-1] += np.log(-np.expm1(-gaps))
-    return logs
+    """Return log P(y = k) of rows with z_0, (rows × categories).
+
+    They add up to one by themselves where cut points are `CLOSEST` or more from each other.
+    """
+    cuts = above(z, distances)
+    d = torch.tensor(distances, dtype=torch.float64)[:, None]
+    logs = np.zeros((len(z), len(distances) + 2))
+    logs[:, 1:] += log_expit(cuts)
+    logs[:, :-1] += log_expit(-cuts)
+    logs[:, 1:-1] -= Ordinal().value(d, torch.full_like(d, DISTANCE)).numpy()
+    return logs - logsumexp(logs, axis=1, keepdims=True)
 
 
 def residuals(z: Matrix, distances: Matrix, y: Array) -> tuple[Matrix, Matrix]:
     """Return the first two derivatives of −log P(y) in z, each (rows × 1)."""
-    p = np.pad(expit(cuts(z, distances)[0]), ((0, 0), (1, 1)), constant_values=((0, 0), (1, 0)))
+    p = np.pad(expit(above(z, distances)), ((0, 0), (1, 1)), constant_values=((0, 0), (1, 0)))
     k = np.asarray(y).astype(np.int64)[:, None]
     low, high = (np.take_along_axis(p, at, 1) for at in (k, k + 1))
     return low + high - 1, low * (1 - low) + high * (1 - high)

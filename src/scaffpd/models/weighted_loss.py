@@ -36,6 +36,7 @@ class Weighted(Loss):
         self.name = inner.name
         self.curvature = inner.curvature
         self.concordance = concordance(inner)
+        self.fastest = inner.fastest
         self.quadratic = inner.quadratic
         self.heaviest = float("inf")
         self.totals: list[float] = []  # of every client, the number of samples
