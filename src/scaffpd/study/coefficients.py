@@ -23,7 +23,15 @@ from typing import NamedTuple
 import numpy as np
 
 from scaffpd.algorithms.climb import Mask
-from scaffpd.algorithms.evidence import INTERCEPT, Evidence, ModePoint, Prior, Strengths, climbed
+from scaffpd.algorithms.evidence import (
+    CUTS,
+    INTERCEPT,
+    Evidence,
+    ModePoint,
+    Prior,
+    Strengths,
+    climbed,
+)
 from scaffpd.errors import InputError, unknown
 from scaffpd.models import Linear, Personal
 from scaffpd.models.execution import limit_threads
@@ -34,7 +42,7 @@ from scaffpd.numbers import aligned
 from scaffpd.study.freedom import Inference
 from scaffpd.training.cohort import Cohort
 from scaffpd.training.metrics import Array
-from scaffpd.training.settling import CUTS, groups_of
+from scaffpd.training.settling import groups_of
 
 FIELDS = ("estimate", "error", "low", "high", "between")
 FIXED, STRATIFIED, INTERCEPTS, SLOPES = EFFECTS = ("fixed", "stratified", "intercepts", "slopes")

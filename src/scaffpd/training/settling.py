@@ -9,14 +9,13 @@ from typing import TypeVar
 import numpy as np
 
 from scaffpd.algorithms.dispersion import dispersion
-from scaffpd.algorithms.evidence import INTERCEPT, Evidence, ModePoint, Strengths, climbed
+from scaffpd.algorithms.evidence import CUTS, INTERCEPT, Evidence, ModePoint, Strengths, climbed
 from scaffpd.federation import Federation, Vector
 from scaffpd.models.execution import limit_threads
 from scaffpd.models.linear import AUTO, Linear, fitted
 from scaffpd.models.personal import Personal, base_of
 
 LEVELS = "levels of periods"  # their group
-CUTS = "cut points"  # the group of their distances, which nothing shrinks
 
 Clients = TypeVar("Clients", bound=Federation)
 
