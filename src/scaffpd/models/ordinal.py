@@ -117,7 +117,8 @@ def terms(X: Array, y: Array, categories: int) -> tuple[Matrix, Matrix]:
 
 def above(z: Matrix, distances: Matrix) -> Matrix:
     """Return z_0 … z_{K−2} of every row."""
-    return z[:, None] - np.append(0.0, np.cumsum(distances))
+    found: Matrix = z[:, None] - np.append(0.0, np.cumsum(distances))
+    return found
 
 
 def chances(z: Matrix, distances: Matrix) -> Matrix:
@@ -131,7 +132,8 @@ def chances(z: Matrix, distances: Matrix) -> Matrix:
     logs[:, 1:] += log_expit(cuts)
     logs[:, :-1] += log_expit(-cuts)
     logs[:, 1:-1] -= Ordinal().value(d, torch.full_like(d, DISTANCE)).numpy()
-    return logs - logsumexp(logs, axis=1, keepdims=True)
+    logs -= logsumexp(logs, axis=1, keepdims=True)
+    return logs
 
 
 def residuals(z: Matrix, distances: Matrix, y: Array) -> tuple[Matrix, Matrix]:
