@@ -179,7 +179,8 @@ class Evidence:
         features = len(self.groups)
         flat = Prior(np.zeros(features), np.full(features, np.inf), 1.0)
         x = self.zero()
-        x[np.array(self.groups) == CUTS] = 1.0  # at 0 their losses are steep
+        cuts = np.repeat(np.array(self.groups) == CUTS, self.coupled)
+        x[torch.from_numpy(cuts).to(x.device)] = 1.0  # at 0 their losses are steep
         begin = x.clone()
         k = self.coupled
         # from x = 0 one Newton step of the intercept finds the mean; of counts, where one finds its
