@@ -96,6 +96,7 @@ class ClientTable:
 
 def read_clients(source: TableSettings) -> ClientTable:
     found = _read(source)
+    found = replace(found, goal=ordered(found.goal, source.wanted, source.order))
     wanted = encode.target(repr(source.file[0].name), found.goal, source.wanted)
     if not wanted.labels and len(np.unique(wanted.values)) == 1:
         raise InputError(
@@ -175,6 +176,25 @@ def _task(source: TableSettings, wanted: Target) -> list[str]:
     counts = "counts or " if different[0] >= 0 else ""
     reach = f"{different[0]:g} to {different[-1]:g}"
     return [f"{name} is read as numbers, {reach}; --task {counts}classification otherwise."]
+
+
+def ordered(goal: DataColumn, wanted: Task | None, order: Sequence[str]) -> DataColumn:
+    """Put the texts of a target into their order, which nobody can guess."""
+    known = goal.categories
+    asked = wanted is not None and wanted.ordered
+    if not asked and not order:
+        return goal
+    if not asked or sorted(order) != sorted(known if known or order else ()):
+        given = f"--order has {', '.join(order)}" if order else "there is no --order"
+        raise InputError(
+            "order-of-texts",
+            f"Target {goal.name!r} has {', '.join(known) or 'no texts'}, and {given}: --task "
+            "ordinal needs all texts of its target, from the least to the most. Numbers have one.",
+        )
+    if not order:
+        return goal
+    place = np.array([order.index(text) for text in known])
+    return replace(goal, categories=tuple(order), values=place[goal.values].astype(np.int32))
 
 
 @dataclass(frozen=True)
