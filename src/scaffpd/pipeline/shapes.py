@@ -111,7 +111,9 @@ def _shapes(
         places = np.arange(line, line + 1 + len(steps))
         on = X[:, places[1:]] * deviation[places[1:]] + mean[places[1:]] > 0.5
         rows = np.bincount(on.sum(1), minlength=len(steps) + 1)
-        edges = np.array([2 * steps[0] - steps[1], *steps, 2 * steps[-1] - steps[-2]])
+        gaps = np.diff(steps)
+        first, last = np.minimum(gaps[[0, -1]], 2 * np.median(gaps))
+        edges = np.array([steps[0] - first, *steps, steps[-1] + last])
         B = _encoded(edges, mean[places], deviation[places])
 
         def at(x: Matrix, k: int, B: Matrix = B, places: Places = places) -> Matrix:

@@ -87,7 +87,7 @@ def _shape(run: RunRecord, name: str, several: list[Shape], scale: Spec) -> Figu
         "at",
         "",
         {"nice": False, "zero": False},
-        tickCount={"expr": "clamp(width / 60, 2, 6)"},
+        tickCount={"expr": "clamp(width / 75, 2, 6)"},
         grid=False,
     )
     x["title"] = None
@@ -97,7 +97,7 @@ def _shape(run: RunRecord, name: str, several: list[Shape], scale: Spec) -> Figu
         "x": x,
         "y": {**y, "field": "low"},
         "y2": {"field": "high"},
-        "order": {"field": "order"},
+        "order": {"field": "order", "type": "quantitative"},
     }
     line: Spec = {"x": x, "y": y, "order": {"field": "order", "type": "quantitative"}}
     labels = [one.label for one in several]
@@ -105,6 +105,7 @@ def _shape(run: RunRecord, name: str, several: list[Shape], scale: Spec) -> Figu
     below: Spec = {
         "x": {**x, "field": "from"},
         "x2": {"field": "to"},
+        "y2": {"datum": 0},
         "y": {
             "field": "density",
             "type": "quantitative",
@@ -185,7 +186,7 @@ def forest(run: RunRecord) -> Figure | None:
         if one.column not in kept and not reference:
             continue
         unit = one.values["unit"]
-        per = "" if unit == 1 else f", per {unit:.2g}"
+        per = "" if unit == 1 else f", per {plain(float(f'{unit:.2g}'))}"
         # a ratio for one unit, to the power of a step
         low, value, high = (
             one.values[end] ** unit if ratios else one.values[end] * unit for end in ends
@@ -213,7 +214,7 @@ def forest(run: RunRecord) -> Figure | None:
     return Figure(
         "forest",
         "What every column adds",
-        f"{_unit(run)} and its 95 % interval; on the line a column adds nothing. {_against(run)}"
+        f"{_unit(run)} with 95 % intervals; on the grey line a column adds nothing. {_against(run)}"
         f"This is a model without curves; what it finds need not be causes.",
         f"{title.capitalize()} of {len(rows)} columns, with intervals.",
         "model",
@@ -222,7 +223,7 @@ def forest(run: RunRecord) -> Figure | None:
             layer("rule", nothing, style="quiet"),
             layer("rule", bar, "", "forest", style="interval"),
             layer("point", {"y": y, "x": x}, "", "forest", style="estimate", tooltip=True),
-            layer("text", words, "width > 420", "forest", style="quiet-words", **vega.RIGHT),
+            layer("text", words, "width > 420", "forest", style="quiet-words", **vega.beside(150)),
         ],
         wide=True,
         height=STEP * max(len(rows), 2),
@@ -230,10 +231,9 @@ def forest(run: RunRecord) -> Figure | None:
 
 
 def _unit(run: RunRecord) -> str:
-    step = "one deviation more of a number (the “per” beside its name), or a category"
-    if run.task.ratios:
-        return f"What {step}, multiplies the {run.task.ratios} by"
-    return f"What {step}, adds to {run.task.adds_to}"
+    does = f"multiplies the {run.task.ratios} by" if run.task.ratios else "adds"
+    to = "" if run.task.ratios else f" to {run.task.adds_to}"
+    return f"What one deviation more of a number (“per”), or a category, {does}{to}"
 
 
 def _against(run: RunRecord) -> str:

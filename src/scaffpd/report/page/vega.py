@@ -166,8 +166,9 @@ def dots(encoding: Spec, table: str, size: int = 80) -> Spec:
     return layer("point", encoding, "", table, size=size, opacity=1, strokeWidth=0, tooltip=True)
 
 
-# words in a column of their own, to the right of a chart
-RIGHT: Spec = {"align": "right", "x": {"expr": f"width + {BESIDE}"}}
+def beside(room: int = BESIDE) -> Spec:
+    """Place words in a column of their own, to the right of a chart."""
+    return {"align": "right", "x": {"expr": f"width + {room}"}}
 
 
 def changes(table: str, y: Spec, x: Spec) -> list[Spec]:
@@ -180,6 +181,6 @@ def changes(table: str, y: Spec, x: Spec) -> list[Spec]:
         if (where := f"datum.tone === '{tone}'")
         for one in (
             layer("rule", ends, where, table, style=tone),
-            layer("text", words, where, table, style=f"{tone}-words", **RIGHT),
+            layer("text", words, where, table, style=f"{tone}-words", **beside()),
         )
     ]
