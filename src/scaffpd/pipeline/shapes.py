@@ -5,7 +5,7 @@ r"""`shapes`: what every value of a column adds to a model's output, as a pictur
 is a line with a jump at every agreed threshold t_k, centred over training rows, so that f(v) − f(w)
 is the difference of two predictions whose rows differ in nothing else. Its error is that of the
 posterior at the mode, √(bᵀ C b) with C = (W⁻¹ + Σ_i (H_i⁻¹ + T)⁻¹)⁻¹ (see `algorithms/evidence`)
-and b the encoded value. Rows are counted between thresholds, so that no row's value is told.
+and b the encoded value. Rows are counted between thresholds, which shows no single value.
 """
 
 from __future__ import annotations

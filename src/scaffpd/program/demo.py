@@ -82,6 +82,7 @@ class _Phases(Nobody):
 def _stations(seed: int) -> Prepared:
     silos = beijing_air(NEW, DAYS, seed)
     # rain by its logarithm alone: one storm would outweigh a month of days
+    features = tuple(name for name in silos.features if name != "rain")
     columns = [j for j, name in enumerate(silos.features) if name != "rain"]
     train, test = ([(X[:, columns], y) for X, y in part] for part in (silos.train, silos.test))
     pairs = zip(silos.names, silos.train, strict=True)
@@ -90,8 +91,7 @@ def _stations(seed: int) -> Prepared:
     about = f"Beijing air quality (Chen 2017, UCI, CC BY 4.0): {rows} days, {len(columns)} columns"
     sites, encoding = SitesHere.of_arrays(names, train, test, Regression())
     model = Linear("squared", "auto", intercept=True)
-    kept = tuple(silos.features[j] for j in columns)
-    return Prepared(sites, encoding, model, (), about, "station", features=kept)
+    return Prepared(sites, encoding, model, (), about, "station", features=features)
 
 
 def write_stations(found: Record, folder: Path, command: str) -> None:

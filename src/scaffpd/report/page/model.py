@@ -93,12 +93,7 @@ def _shape(run: RunRecord, name: str, several: list[Shape], scale: Spec) -> Figu
     x["title"] = None
     y = vega.quantity("value", "", scale, tickCount=4)
     y["title"] = None
-    band: Spec = {
-        "x": x,
-        "y": {**y, "field": "low"},
-        "y2": {"field": "high"},
-        "order": {"field": "order", "type": "quantitative"},
-    }
+    band: Spec = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}}
     line: Spec = {"x": x, "y": y, "order": {"field": "order", "type": "quantitative"}}
     labels = [one.label for one in several]
     bold: Spec = {**line, "stroke": vega.colour("label", labels)} if len(labels) > 1 else line
@@ -177,16 +172,16 @@ def forest(run: RunRecord) -> Figure | None:
     ranked = sorted(
         known, key=lambda one: -abs(one.values["estimate"]) / (one.values["error"] or 1)
     )
-    kept = {one.column for one in ranked[:MOST_EFFECTS]}
+    chosen = {one.column for one in ranked[:MOST_EFFECTS]}
     rows: Rows = []
     references = {one.column.split("=")[0] for one in known if not one.values["error"]}
-    references &= {name.split("=")[0] for name in kept}
+    references &= {name.split("=")[0] for name in chosen}
     for one in known:
         reference = not one.values["error"] and one.column.split("=")[0] in references
-        if one.column not in kept and not reference:
+        if one.column not in chosen and not reference:
             continue
         unit = one.values["unit"]
-        per = "" if unit == 1 else f", per {plain(float(f'{unit:.2g}'))}"
+        per = "" if unit == 1 else f", per {float(f'{unit:.2g}'):g}"
         # a ratio for one unit, to the power of a step
         low, value, high = (
             one.values[end] ** unit if ratios else one.values[end] * unit for end in ends
@@ -210,12 +205,12 @@ def forest(run: RunRecord) -> Figure | None:
     x = vega.quantity("value", title, scale, grid=True, tickCount=room, format="~g")
     bar: Spec = {"y": y, "x": {**x, "field": "low"}, "x2": {"field": "high"}}
     nothing: Spec = {"x": {"datum": 1 if ratios else 0, "type": "quantitative", "scale": scale}}
-    words: Spec = {"y": y, "text": {"field": "text"}}
+    words: Spec = {"y": y, "text": {"value": {"expr": "width > 420 ? datum.text : ''"}}}
     return Figure(
         "forest",
         "What every column adds",
-        f"{_unit(run)} with 95 % intervals; on the grey line a column adds nothing. {_against(run)}"
-        f"This is a model without curves; what it finds need not be causes.",
+        f"{_unit(run)} with its 95 % interval; on the grey line a column adds nothing. "
+        f"{_against(run)}This is a model without curves; what it finds need not be causes.",
         f"{title.capitalize()} of {len(rows)} columns, with intervals.",
         "model",
         {"forest": rows},
@@ -223,7 +218,9 @@ def forest(run: RunRecord) -> Figure | None:
             layer("rule", nothing, style="quiet"),
             layer("rule", bar, "", "forest", style="interval"),
             layer("point", {"y": y, "x": x}, "", "forest", style="estimate", tooltip=True),
-            layer("text", words, "width > 420", "forest", style="quiet-words", **vega.beside(150)),
+            layer(
+                "text", words, "", "forest", style="quiet-words", **vega.beside(150, "width > 420")
+            ),
         ],
         wide=True,
         height=STEP * max(len(rows), 2),

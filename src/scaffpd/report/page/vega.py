@@ -166,9 +166,9 @@ def dots(encoding: Spec, table: str, size: int = 80) -> Spec:
     return layer("point", encoding, "", table, size=size, opacity=1, strokeWidth=0, tooltip=True)
 
 
-def beside(room: int = BESIDE) -> Spec:
-    """Place words in a column of their own, to the right of a chart."""
-    return {"align": "right", "x": {"expr": f"width + {room}"}}
+def beside(room: int = BESIDE, where: str = "true") -> Spec:
+    """Place words in a column of their own, to the right of a chart that is wide enough."""
+    return {"align": "right", "x": {"expr": f"width + ({where} ? {room} : 0)"}}
 
 
 def changes(table: str, y: Spec, x: Spec) -> list[Spec]:
