@@ -214,7 +214,7 @@ def hazards(prepared: Prepared) -> ProportionalHazards | None:
     where that cannot be. Of every category's levels one is left out, which the others are against.
     """
     schema = prepared.schema
-    if schema is None or prepared.model.loss != "cox" or prepared.numbers > MOST_NUMBERS:
+    if schema is None or prepared.model.summed or prepared.numbers > MOST_NUMBERS:
         return None
     categorical = _categorical(schema)
     lines: list[int] = []

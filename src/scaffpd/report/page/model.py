@@ -202,10 +202,12 @@ def forest(run: RunRecord) -> Figure | None:
     called = [str(row["client"]) for row in rows]
     y = vega.named(called, labelExpr=MIDDLE, labelLimit={"expr": ROOM})
     room: Spec = {"expr": "clamp(width / 90, 3, 6)"}
-    x = vega.quantity("value", title, scale, grid=True, tickCount=room, format="~g")
+    x = vega.quantity(
+        "value", title, scale, grid=True, tickCount=room, **({"format": "~g"} if ratios else {})
+    )
     bar: Spec = {"y": y, "x": {**x, "field": "low"}, "x2": {"field": "high"}}
     nothing: Spec = {"x": {"datum": 1 if ratios else 0, "type": "quantitative", "scale": scale}}
-    words: Spec = {"y": y, "text": {"value": {"expr": "width > 420 ? datum.text : ''"}}}
+    words: Spec = {"y": y, "text": {"value": {"expr": "whole > 560 ? datum.text : ''"}}}
     return Figure(
         "forest",
         "What every column adds",
@@ -219,7 +221,7 @@ def forest(run: RunRecord) -> Figure | None:
             layer("rule", bar, "", "forest", style="interval"),
             layer("point", {"y": y, "x": x}, "", "forest", style="estimate", tooltip=True),
             layer(
-                "text", words, "", "forest", style="quiet-words", **vega.beside(150, "width > 420")
+                "text", words, "", "forest", style="quiet-words", **vega.beside(150, "whole > 560")
             ),
         ],
         wide=True,
@@ -228,7 +230,7 @@ def forest(run: RunRecord) -> Figure | None:
 
 
 def _unit(run: RunRecord) -> str:
-    does = f"multiplies the {run.task.ratios} by" if run.task.ratios else "adds"
+    does = f"multiplies the {run.task.ratios} by," if run.task.ratios else "adds"
     to = "" if run.task.ratios else f" to {run.task.adds_to}"
     return f"What one deviation more of a number (“per”), or a category, {does}{to}"
 

@@ -22,9 +22,11 @@
 
   async function draw(figure) {
     const place = document.querySelector(`#figure-${figure.name} .chart`);
+    const width = place.clientWidth || hiddenWidth(place);
     const spec = {
       ...figure.spec,
-      width: place.clientWidth || hiddenWidth(place),
+      width,
+      params: figure.spec.params.map((one) => (one.name === "whole" ? { ...one, value: width } : one)),
       datasets: Object.fromEntries(figure.tables.map((name) => [name, report.data[name]])),
     };
     drawn.get(figure.name)?.finalize();

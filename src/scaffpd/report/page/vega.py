@@ -76,7 +76,11 @@ class Figure:
             "width": WIDTH,
             "height": self.height,
             "autosize": {"type": "fit-x", "contains": "padding"},
-            "params": [{"name": name, "value": value} for name, value in self.params.items()],
+            # `whole` is the width that the figure has on its page
+            "params": [
+                {"name": name, "value": value}
+                for name, value in {"whole": WIDTH, **self.params}.items()
+            ],
             "layer": self.layers,
             "resolve": self.resolve,
         }
