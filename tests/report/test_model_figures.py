@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from scaffpd import cli
-from scaffpd.pipeline.columns import settle
 from scaffpd.pipeline import run as training
+from scaffpd.pipeline.columns import settle
 from scaffpd.pipeline.shapes import Shape, _covariance
 from scaffpd.program.prepare import Source
 from scaffpd.program.train import contests
@@ -206,4 +206,4 @@ def test_the_page_says_how_to_read_curves(runs):
     text = report.page(run, "")
     assert "What has it learnt?" in text
     assert 'id="figure-shape-1"' in text
-    assert REACH == pytest.approx(1.96)
+    assert pytest.approx(1.96) == REACH
