@@ -230,7 +230,8 @@ def forest(run: RunRecord) -> Figure | None:
 
 
 def _unit(run: RunRecord) -> str:
-    does = f"multiplies the {run.task.ratios} by," if run.task.ratios else "adds"
+    of = f" of a label against “{brief(run.labels[0])}”" if len(run.labels) > 2 else ""
+    does = f"multiplies the {run.task.ratios}{of} by," if run.task.ratios else "adds"
     to = "" if run.task.ratios else f" to {run.task.adds_to}"
     return f"What one deviation more of a number (“per”), or a category, {does}{to}"
 
