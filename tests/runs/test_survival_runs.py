@@ -87,7 +87,7 @@ def test_a_table_becomes_models_scores_and_curves(place, capsys):
     assert "Predicted by the model “alone”." in said
     assert (place / "alone.csv").read_text().splitlines()[0] == "client,trained,risk"
     assert effects["age"]["ratio"] == pytest.approx(np.exp(effects["age"]["estimate"]))
-    assert "hazard" in drawn["coefficients"].caption
+    assert "hazard" in drawn["forest"].caption
     assert f"expected by {until:g}" in score_tables(run)[0].heads
     table = {names[0]: [cell.text for cell in cells] for names, cells in effect_table(run).rows}
     assert " to " in table["age"][1]

@@ -15,20 +15,23 @@ from numpy.typing import NDArray
 from scaffpd.algorithms.evidence import INTERCEPT
 from scaffpd.data.tabular.agree import Schema, encoded_features
 from scaffpd.data.tabular.columns import CATEGORY
-from scaffpd.errors import unknown
+from scaffpd.errors import InputError, unknown
 from scaffpd.models import Personal
 from scaffpd.numbers import AUTO
 from scaffpd.pipeline.models import Trained
 from scaffpd.pipeline.prepared import Prepared
+from scaffpd.pipeline.shapes import Shape
 from scaffpd.study.coefficients import CoefficientTable, coefficients, level_contrast
 from scaffpd.study.gains import Joining
 from scaffpd.study.newcomers import Newcomers
+from scaffpd.study.proportional import ProportionalHazards, proportional_hazards
 from scaffpd.study.verdict import PERSONAL
 from scaffpd.tasks.base import HeldOutScores
 from scaffpd.training.cohort import Cohort
 
 MOST_NUMBERS = 20_000_000  # rows × columns up to which clients are trained alone as well
 MOST_EFFECTS = 300  # columns up to which effects are estimated
+CLOSE = 1e-9  # to 0 or 1, but for rounding
 MOST_POINTS = 3  # models of a path that have bins and coefficients
 Matrix = NDArray[np.float64]
 
@@ -58,6 +61,8 @@ class Judged:
         joining: what training together brings, or why that is not known; "" where nobody asks.
         scores: beside losses and the task's measure.
         effects: of lines and categories, in units of the columns.
+        shapes: curves of numbers, those that are spread most first.
+        hazards: whether effects on times to an event are the same at all times.
         newcomers: which one model serves a site that joins later, where that is asked.
     """
 
@@ -65,6 +70,8 @@ class Judged:
     joining: Joining | str = ""
     scores: RunScores = field(default_factory=RunScores)
     effects: CoefficientTable | None = None
+    shapes: Sequence[Shape] = ()
+    hazards: ProportionalHazards | None = None
     newcomers: Newcomers | None = None
 
 
@@ -86,10 +93,12 @@ def held_out_scores(
     }
     # of a path with many points, only those that are compared
     few = [one.name for one in models if one.role or len(models) <= MOST_POINTS]
+    binned = {*few, joining.recommendation} if isinstance(joining, Joining) else {*few}
     return RunScores(
         [replace(row, model=name) for name, one in found.items() for row in one.scores],
-        [replace(row, model=name) for name in few for row in found[name].bins],
+        [replace(row, model=name) for name in found if name in binned for row in found[name].bins],
         [replace(row, model=name) for name, one in found.items() for row in one.curves],
+        [replace(row, model=name) for name in found if name in binned for row in found[name].cuts],
         coefficient_rows(prepared, {name: own for name, own in parameters.items() if name in few}),
     )
 
@@ -199,3 +208,48 @@ def effects(prepared: Prepared, asked: EffectSettings) -> CoefficientTable | Non
     if labels:
         names = [f"{name}: {label}" for name in names for label in labels]
     return replace(found, names=tuple(names))
+
+
+def hazards(prepared: Prepared) -> ProportionalHazards | None:
+    """Test whether effects of lines and categories on a hazard are the same at all times; `None`
+    where that cannot be. Of every category's levels one is left out, which the others are against.
+    """
+    schema = prepared.schema
+    if schema is None or prepared.model.summed or prepared.numbers > MOST_NUMBERS:
+        return None
+    categorical = _categorical(schema)
+    lines: list[int] = []
+    first: set[str] = set()
+    for j, one in enumerate(encoded_features(schema)):
+        if one.step or (one.group in categorical and one.group not in first):
+            first.add(one.group)
+        else:
+            lines.append(j)
+    if not lines or len(lines) > MOST_EFFECTS:
+        return None
+    rows = [(np.asarray(X)[:, lines], y) for X, y in prepared.train]
+    cohort = Cohort(rows, replace(prepared.model, l2=0.0, groups=None), prepared.names)
+    try:
+        found = proportional_hazards(cohort)
+    except (InputError, np.linalg.LinAlgError):  # no events, or columns that say the same
+        return None
+    if not np.isfinite(found.p).all():
+        return None
+    return replace(found, names=tuple(prepared.columns[j] for j in lines))
+
+
+def units(prepared: Prepared) -> dict[str, float]:
+    """Return what a step of every line is in units of its column: a deviation if it is a number
+    that is not mostly 0 or 1.
+    """
+    if prepared.schema is None:
+        return {}
+    categorical = _categorical(prepared.schema)
+    X = np.concatenate([np.asarray(X, dtype=np.float64) for X, _ in prepared.train])
+    values = X * prepared.encoding.deviation + prepared.encoding.mean
+    marks = (np.minimum(abs(values), abs(values - 1)) < CLOSE).mean(0) > 0.5  # no or yes
+    return {
+        one.name: 1.0 if one.group in categorical or marks[j] else prepared.encoding.deviation[j]
+        for j, one in enumerate(encoded_features(prepared.schema))
+        if not one.step
+    }

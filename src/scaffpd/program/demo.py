@@ -16,7 +16,7 @@ from scaffpd.data import beijing_air
 from scaffpd.models import Linear, Personal
 from scaffpd.models.execution import one_thread
 from scaffpd.objectives import Average, CVaR
-from scaffpd.pipeline.judging import Judged
+from scaffpd.pipeline.judging import Judged, held_out_scores
 from scaffpd.pipeline.models import Contest
 from scaffpd.pipeline.prepared import Prepared
 from scaffpd.pipeline.run import Nobody, Record, Settings, run
@@ -56,7 +56,8 @@ def stations(seed: int = 0, phase: Callable[[str], None] = lambda _: None) -> Re
             word=problem.word,
             known=known,
         )
-        return replace(found, own=Judged(problem, brings))
+        scores = held_out_scores(problem, found.models, brings)
+        return replace(found, own=Judged(problem, brings, scores))
 
     contests = [
         Contest(AVERAGE, problem.model, Fair(Average()), "before", TOL),
@@ -81,6 +82,7 @@ class _Phases(Nobody):
 def _stations(seed: int) -> Prepared:
     silos = beijing_air(NEW, DAYS, seed)
     # rain by its logarithm alone: one storm would outweigh a month of days
+    features = tuple(name for name in silos.features if name != "rain")
     columns = [j for j, name in enumerate(silos.features) if name != "rain"]
     train, test = ([(X[:, columns], y) for X, y in part] for part in (silos.train, silos.test))
     pairs = zip(silos.names, silos.train, strict=True)
@@ -89,7 +91,7 @@ def _stations(seed: int) -> Prepared:
     about = f"Beijing air quality (Chen 2017, UCI, CC BY 4.0): {rows} days, {len(columns)} columns"
     sites, encoding = SitesHere.of_arrays(names, train, test, Regression())
     model = Linear("squared", "auto", intercept=True)
-    return Prepared(sites, encoding, model, (), about, "station")
+    return Prepared(sites, encoding, model, (), about, "station", features=features)
 
 
 def write_stations(found: Record, folder: Path, command: str) -> None:

@@ -21,12 +21,14 @@ from scaffpd.pipeline.judging import (
     MOST_NUMBERS,
     Judged,
     effects,
+    hazards,
     held_out_scores,
     reference_levels,
 )
 from scaffpd.pipeline.models import TOL, Contest, Trained, uncertified
 from scaffpd.pipeline.prepared import Prepared
 from scaffpd.pipeline.run import Record, Settings, Watcher, run
+from scaffpd.pipeline.shapes import Shape, shapes
 from scaffpd.privacy import Private
 from scaffpd.privacy.counts import spent_on_counts
 from scaffpd.program import path
@@ -258,7 +260,8 @@ def one_run(kind: Kind, config: RunConfig, place: Path, fresh: bool, screen: Scr
 
     def judge(found: Record) -> Record:
         joining: Joining | str = ""
-        table = None
+        table = tested = None
+        curves: Sequence[Shape] = ()
         late: Newcomers | None = None
         if kind == "path":
             if config.path.new_sites:
@@ -270,7 +273,9 @@ def one_run(kind: Kind, config: RunConfig, place: Path, fresh: bool, screen: Scr
         scores = held_out_scores(prepared, found.models, joining)
         if kind == "train" and config.privacy is None:
             table = effects(prepared, config.model)
-        return replace(found, own=Judged(prepared, joining, scores, table, late))
+            curves = shapes(prepared, found.models, joining)
+            tested = hazards(prepared)
+        return replace(found, own=Judged(prepared, joining, scores, table, curves, tested, late))
 
     with folder.opened(kind, config, fresh):
         found = run(

@@ -31,10 +31,11 @@ from scaffpd.errors import InputError
 from scaffpd.files import write_file
 from scaffpd.numbers import plural
 from scaffpd.pipeline.judging import CoefficientRow
+from scaffpd.pipeline.shapes import Shape
 from scaffpd.study.newcomers import Newcomers
 from scaffpd.study.verdict import Verdict
 from scaffpd.tasks import measured_by, measuring, named
-from scaffpd.tasks.base import LOSS, BinRow, Measure, ScoreRow, Task
+from scaffpd.tasks.base import LOSS, BinRow, CutRow, Measure, ScoreRow, Task
 from scaffpd.training.metrics import NO, NOISE, YES, Spread, a_fifth
 
 NAME = "run.json"
@@ -201,6 +202,17 @@ class PathRecord(RecordPart):
     rounds: int
 
 
+class HazardRow(RecordPart):
+    """The effect of a column over time, on the logarithm of a hazard, and the test of a change."""
+
+    column: str
+    statistic: float
+    p: float
+    times: list[float]
+    effects: list[float]
+    errors: list[float]
+
+
 class EventRecord(RecordPart):
     """Something that happened to a silo of a deployed run."""
 
@@ -247,12 +259,16 @@ class RunRecord(RecordPart):
     newcomers: Newcomers | None = None
     scores: list[ScoreRow] = []
     bins: list[BinRow] = []
+    cuts: list[CutRow] = []  # of two labels: right and wrong at thresholds
     curves: list[ScoreRow] = []  # time, observed and predicted survival, by client or third
     coefficients: list[CoefficientRow] = []
     # in units of the columns: estimate, error, low, high, and the deviation between clients
     effects: list[CoefficientRow] = []
     effects_said: str = ""  # which model they are of, and whose errors
     between_share: Number = None  # of the variance around the effects, for numbers
+    shapes: list[Shape] = []  # curves of columns, those that are spread most first
+    # of Cox's model, part by part of the events: the effects of columns over time, and their test
+    hazards: list[HazardRow] = []
     events: list[EventRecord] = []
     settings: dict[str, str] = {}  # for people, by name: data, model, rounds, ..
     config: str = ""  # the settings file

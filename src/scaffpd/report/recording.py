@@ -11,13 +11,14 @@ from scaffpd.files import csv_text
 from scaffpd.machine import environment
 from scaffpd.models import Linear
 from scaffpd.models.linear import AUTO
-from scaffpd.pipeline.judging import CoefficientRow, Judged
+from scaffpd.pipeline.judging import CoefficientRow, Judged, units
 from scaffpd.pipeline.models import Trained
 from scaffpd.pipeline.prepared import Prepared
 from scaffpd.pipeline.run import Record
 from scaffpd.privacy import Private
 from scaffpd.report.record import (
     ClientScore,
+    HazardRow,
     ModelRecord,
     Overall,
     PathRecord,
@@ -29,6 +30,7 @@ from scaffpd.report.record import (
 )
 from scaffpd.study.coefficients import FIELDS, CoefficientTable
 from scaffpd.study.gains import Joining
+from scaffpd.study.proportional import ProportionalHazards
 from scaffpd.study.verdict import PERSONAL
 from scaffpd.training.history import SCALARS, History
 
@@ -70,6 +72,8 @@ def record(
         newcomers=found.own.newcomers,
         effects=_effects(effects, prepared) if effects else [],
         effects_said=effects.said if effects else "",
+        shapes=found.own.shapes,
+        hazards=_hazards(found.own.hazards),
         between_share=effects.share if effects else None,
         settings=_settings(prepared),
         config=config,
@@ -88,7 +92,10 @@ def judged_parts(own: Judged) -> dict[str, object]:
 
 
 def _effects(found: CoefficientTable, prepared: Prepared) -> list[CoefficientRow]:
-    """List effects; of times to an event as ratios as well, and without levels of periods."""
+    """List effects, and what stands for one step of a column: one deviation of numbers; where
+    they are logarithms of ratios these as well, and without levels of periods.
+    """
+    steps = units(prepared)
     ratios = {}
     if prepared.task.ratios:
         ratios = {"ratio": "estimate", "ratio_low": "low", "ratio_high": "high"}
@@ -97,11 +104,26 @@ def _effects(found: CoefficientTable, prepared: Prepared) -> list[CoefficientRow
         CoefficientRow(
             column=str(row["column"]),
             values={name: float(row[name]) for name in FIELDS}
+            | {"unit": steps.get(str(row["column"]).split(": ")[0], 1.0)}
             | {new: float(np.exp(min(float(row[old]), 700))) for new, old in ratios.items()},
         )
         for row in found.table()
         if row["column"] not in levels
     ]
+
+
+def _hazards(found: ProportionalHazards | None) -> list[HazardRow]:
+    if found is None:
+        return []
+    columns = {
+        "column": found.names,
+        "statistic": found.statistic.tolist(),
+        "p": found.p.tolist(),
+        "times": [found.times.tolist()] * len(found.names),
+        "effects": found.effects.T.tolist(),
+        "errors": found.errors.T.tolist(),
+    }
+    return _made(HazardRow, columns)
 
 
 def _model(one: Trained, prepared: Prepared) -> ModelRecord:

@@ -10,7 +10,7 @@ residuals"). Risk sets are within clients, so all of it is made of sums over cli
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -25,6 +25,10 @@ from scaffpd.study.coefficients import FIXED, coefficients
 from scaffpd.training.cohort import Cohort
 from scaffpd.training.metrics import Array
 
+# parts of the events over time, and the fewest events of one
+PARTS = 6
+PER_PART = 10
+
 
 @dataclass(frozen=True)
 class ProportionalHazards:
@@ -34,11 +38,17 @@ class ProportionalHazards:
         names: the columns.
         statistic: T.
         p: chances of a T as large where effects do not change.
+        times: of parts of the events, one after the other, the geometric mean.
+        effects: in every part x_j + the mean of D (C r_e)_j, (parts × columns).
+        errors: their standard errors, √(D C_jj/n) of n events.
     """
 
     names: tuple[str, ...]
     statistic: Array
     p: Array
+    times: Array = field(repr=False)
+    effects: Array = field(repr=False)
+    errors: Array = field(repr=False)
 
     def __str__(self) -> str:
         rows = [
@@ -70,7 +80,17 @@ def proportional_hazards(cohort: Cohort) -> ProportionalHazards:
     g = np.log(inner.rows.y[risk.events, TIME].double().cpu().numpy())
     H = torch.tensordot(inner.rows.layout.sizes.double(), inner.mean_curvature(at).double(), 1)
     C = np.linalg.inv(H.cpu().numpy())
-    g = g - g.mean()
+    level = g.mean()
+    g = g - level
     D = len(g)
     T = (g @ r @ C * D) ** 2 / (D * C.diagonal() * (g @ g))
-    return ProportionalHazards(found.names, T, chdtrc(1, T))
+    parts = np.array_split(np.argsort(g, kind="stable"), max(1, min(PARTS, D // PER_PART)))
+    scaled = found.estimate + D * r @ C
+    return ProportionalHazards(
+        found.names,
+        T,
+        chdtrc(1, T),
+        np.exp([level + g[part].mean() for part in parts]),
+        np.array([scaled[part].mean(0) for part in parts]),
+        np.array([np.sqrt(D * C.diagonal() / len(part)) for part in parts]),
+    )

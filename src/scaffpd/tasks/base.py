@@ -168,12 +168,32 @@ class BinRow:
 
 
 @dataclass(frozen=True)
+class CutRow:
+    """Rows picked where the second label's probability is at least a threshold, and what they are.
+
+    The threshold t is the best one where a miss costs (1 − t)/t times as much as a false alarm.
+    """
+
+    model: str = field(default="", kw_only=True)
+    threshold: float
+    found: int
+    missed: int
+    false_alarms: int
+    left_alone: int
+
+    @property
+    def rows(self) -> int:
+        return self.found + self.missed + self.false_alarms + self.left_alone
+
+
+@dataclass(frozen=True)
 class HeldOutScores:
     """What is measured on held-out rows beside every client's loss and measure."""
 
     scores: Sequence[ScoreRow] = field(default=(), repr=False)
     bins: Sequence[BinRow] = field(default=(), repr=False)
     curves: Sequence[ScoreRow] = field(default=(), repr=False)
+    cuts: Sequence[CutRow] = field(default=(), repr=False)
 
 
 class HeldOutRows(Protocol):
@@ -352,10 +372,16 @@ class Task:
         for by, cells in rows.groups.items():
             values = np.concatenate(cells)
             scores += self.by_group(y, guess, shares, values, sorted(set(values)), by)
-        return HeldOutScores(scores, self.bins(y, guess, shares))
+        known = np.concatenate([model.parts(np.asarray(y))[0] for _, y in rows.train])
+        bins = self.bins(y, guess, shares)
+        return HeldOutScores(scores, bins, cuts=self.cuts(y, shares, float(known.mean())))
 
     def bins(self, y: Cells, guess: Cells, shares: Matrix) -> Sequence[BinRow]:
         """Hold probabilities against what came true; numbers have none."""
+        return ()
+
+    def cuts(self, y: Cells, shares: Matrix, known: float) -> Sequence[CutRow]:
+        """Count what is right and wrong at thresholds; `known` is the mean over training rows."""
         return ()
 
     def chances(

@@ -16,6 +16,7 @@ from scaffpd.models.numerics import CONFIDENCE
 from scaffpd.tasks.base import (
     BinRow,
     Cells,
+    CutRow,
     Matrix,
     Measure,
     ScoreColumn,
@@ -66,6 +67,7 @@ class Classification(Task):
     roles = ("label",)
     columns = COLUMNS
     adds_to = "log-odds"
+    ratios = "odds"
     serving = ("probability of what came true, %", "more")
 
     explained = (
@@ -164,6 +166,18 @@ class Classification(Task):
     def bins(self, y: Cells, guess: Cells, shares: Matrix) -> list[BinRow]:
         """Hold the probabilities of all rows against what came true."""
         return reliability(*believed(y, guess, shares)) if shares.shape[1] else []
+
+    def cuts(self, y: Cells, shares: Matrix, known: float) -> list[CutRow]:
+        """Cut two labels' probabilities at a half, and at the share of the second in training."""
+        if shares.shape[1] != 2:
+            return []
+        tables = []
+        for threshold in dict.fromkeys((0.5, known)):
+            picked = shares[:, 1] >= threshold
+            cells = [int(((y == own) & (picked == p)).sum()) for p in (1, 0) for own in (1, 0)]
+            found, false_alarms, missed, left_alone = cells
+            tables.append(CutRow(threshold, found, missed, false_alarms, left_alone))
+        return tables
 
     def served(self, loss: float, score: float | None) -> float:
         """Return the geometric mean of the probabilities of what came true, exp(−loss)."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from scaffpd.errors import InputError, needed
 from scaffpd.files import make_folder, write_file
 from scaffpd.numbers import plain, plural, small, whole
-from scaffpd.report.page import tables, vega, verdict
+from scaffpd.report.page import model, tables, vega, verdict
 from scaffpd.report.page.figures import figures
 from scaffpd.report.page.tables import shown_models
 from scaffpd.report.record import ModelRecord, RunRecord
@@ -130,6 +130,7 @@ def page(run: RunRecord, library: str) -> str:
         style=vega.packaged("page.css"),
         words=verdict,
         tables=tables,
+        shown=model,
         figures=drawn,
         marks={m.name: (i % len(shapes), shapes[i % len(shapes)]) for i, m in enumerate(models)},
         models=models,

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from scaffpd.numbers import brief, plural, whole
 from scaffpd.report.page import vega
+from scaffpd.report.page.model import shown
 from scaffpd.report.page.tables import (
     FEW,
     client_lines,
@@ -30,11 +31,7 @@ EXPLAINED = {
     "personal": "each its own, near a shared one",
 }
 DAGGER = "indexof(few, datum.value) >= 0 ? datum.value + ' †' : datum.value"
-ROOM = "clamp(width / 2, 120, 260)"  # pixels for names of columns
-# names of columns often differ at their ends only
-MIDDLE = f"truncate(datum.value, floor({ROOM} / 6.8), 'center')"
 SHARES: Spec = {"domain": [0, 1]}  # a scale
-MOST_COLUMNS = 12
 MOST_ROUNDS = 200  # points of a line: beyond, it looks the same
 
 
@@ -42,11 +39,15 @@ def figures(run: RunRecord) -> list[Figure]:
     """Make all figures that the run has the numbers for."""
     makers = (
         *(joining, clients, tradeoff, newcomers, reliability),
-        *(survival, risks, coefficients, certificate),
+        *(survival, risks),
     )
     found = [figure for maker in makers if (figure := maker(run)) is not None]
+    found += shown(run)
+    found += [figure for figure in [certificate(run)] if figure is not None]
     for part in {figure.part for figure in found}:
-        narrow = [i for i, figure in enumerate(found) if not figure.wide and figure.part == part]
+        narrow = [
+            i for i, one in enumerate(found) if not (one.wide or one.small) and one.part == part
+        ]
         if len(narrow) % 2:  # the last one has no neighbour: give it the full width
             found[narrow[-1]] = replace(found[narrow[-1]], wide=True)
     return found
@@ -364,51 +365,6 @@ def _curves(words: tuple[str, str, str], points: Rows, more: Spec | None = None)
     }
     lines = layer("line", marks, "", name, interpolate="step-after", strokeWidth=1.8)
     return Figure(name, heading, caption, caption, "predictions", {name: points}, [lines])
-
-
-def coefficients(run: RunRecord) -> Figure | None:
-    """Show what one deviation of a column adds to the output: the columns that add most."""
-    known = run.coefficients[0].values if run.coefficients else {}
-    names = [name for name in dict.fromkeys([*JOINED[:2], *run.names]) if name in known][:6]
-    if not names:
-        return None
-    ranked = sorted(run.coefficients, key=lambda row: -max(abs(row.values[n]) for n in names))
-    ranked = ranked[:MOST_COLUMNS]
-    called = [f"{row.column} → {row.label}" if row.label else row.column for row in ranked]
-    rows = [(client, row.values) for client, row in zip(called, ranked, strict=True)]
-    points: Rows = [
-        {"client": client, "model": n, "value": short(own[n])}
-        for client, own in rows
-        for n in names
-    ]
-    ranges: Rows = [
-        {"client": client, **{end: short(own[f"personal_{end}"]) for end in ("low", "high")}}
-        for client, own in rows
-        if "personal_low" in own
-    ]
-    unit = run.task.adds_to
-    y = vega.named(called, labelExpr=MIDDLE, labelLimit={"expr": ROOM})
-    x = vega.across("value", f"what one deviation adds to {unit}", LOOSE, grid=True)
-    ends: Spec = {"y": y, "x": {**x, "field": "low"}, "x2": {"field": "high"}}
-    of = f" of “{brief(run.labels[1])}”" if len(run.labels) == 2 else ""
-    grey = "Grey: from the least to the largest of the personal models. " if ranges else ""
-    marks: Spec = {"y": y, "x": x, **vega.looks("model", names)}
-    return Figure(
-        "coefficients",
-        "What do models look at?",
-        f"The {len(ranked)} columns that move predictions most: what one standard deviation more "
-        f"of it adds to {unit}{of}; to the left it speaks against. {grey}This is what models use, "
-        "not what causes anything.",
-        f"Standardised coefficients of {len(ranked)} columns under {', '.join(names)}.",
-        "predictions",
-        {"columns": points, "ranges": ranges},
-        [
-            layer("rule", {"x": {"datum": 0}}, style="quiet"),
-            layer("rule", ends, "", "ranges", style="rest", strokeWidth=7),
-            vega.dots(marks, "columns"),
-        ],
-        height=STEP * max(len(called), 2),
-    )
 
 
 def certificate(run: RunRecord) -> Figure | None:

@@ -10,16 +10,23 @@
   function hiddenWidth(place) {
     const main = document.getElementById("main"), look = getComputedStyle(main);
     const whole = main.clientWidth - parseFloat(look.paddingLeft) - parseFloat(look.paddingRight);
-    const gap = 3.5 * parseFloat(getComputedStyle(root).fontSize);
+    const rem = parseFloat(getComputedStyle(root).fontSize);
+    if (place.closest(".small")) { // as many columns of 17 rem as fit
+      const columns = Math.max(1, Math.floor((whole + 2 * rem) / (19 * rem)));
+      return Math.floor((whole - 2 * rem * (columns - 1)) / columns);
+    }
+    const gap = 3.5 * rem;
     const half = !place.closest("figure").classList.contains("full") && matchMedia("(min-width: 48.01rem)").matches;
     return Math.floor(half ? (whole - gap) / 2 : whole);
   }
 
   async function draw(figure) {
     const place = document.querySelector(`#figure-${figure.name} .chart`);
+    const width = place.clientWidth || hiddenWidth(place);
     const spec = {
       ...figure.spec,
-      width: place.clientWidth || hiddenWidth(place),
+      width,
+      params: figure.spec.params.map((one) => (one.name === "whole" ? { ...one, value: width } : one)),
       datasets: Object.fromEntries(figure.tables.map((name) => [name, report.data[name]])),
     };
     drawn.get(figure.name)?.finalize();

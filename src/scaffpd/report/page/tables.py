@@ -163,6 +163,32 @@ def effect_table(run: RunRecord) -> ScoreTable | None:
     return ScoreTable(heading, ("column",), heads, rows) if rows else None
 
 
+def cut_table(run: RunRecord) -> ScoreTable | None:
+    """Make a row for every threshold: what the recommended model picks, and what is wrong."""
+    known = {row.model for row in run.cuts}
+    wanted = run.joining.recommendation if run.joining else run.main.name
+    name = wanted if wanted in known else run.main.name
+    rows = []
+    for cut in (row for row in run.cuts if row.model == name):
+        costs = (1 - cut.threshold) / cut.threshold if cut.threshold else None
+        counts = (cut.found, cut.missed, cut.false_alarms, cut.left_alone)
+        shares = (cut.false_alarms / cut.rows, cut.missed / cut.rows)
+        cells = [
+            Cell(costs, NOTHING if costs is None else plain(costs)),
+            *(Cell(n, whole(n)) for n in counts),
+            *(Cell(100 * share, f"{100 * share:.1f}") for share in shares),
+        ]
+        rows.append(((f"{100 * cut.threshold:.3g} %",), cells))
+    if not rows:
+        return None
+    of = f"“{brief(run.labels[1], 16)}”"
+    heads = ["a miss costs", "found", "missed", "false alarms", "rightly left alone"]
+    each = ["false alarms per 100", "misses per 100"]
+    return ScoreTable(
+        f"Who is picked as {of} by the “{name}” model", ("picked from",), [*heads, *each], rows
+    )
+
+
 def head(run: RunRecord, column: ScoreColumn) -> str:
     """Name a score, and of two labels the one that it looks for."""
     one = column.label and len(run.labels) == 2

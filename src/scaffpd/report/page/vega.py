@@ -66,6 +66,8 @@ class Figure:
     height: int = HEIGHT
     # values that expressions use by name: a client's name must never be part of an expression
     params: dict[str, Value] = field(default_factory=dict)
+    resolve: Spec = field(default_factory=dict)  # which scales of the layers differ
+    small: bool = False  # whether three of its kind stand beside one another
 
     @property
     def specification(self) -> Spec:
@@ -74,8 +76,13 @@ class Figure:
             "width": WIDTH,
             "height": self.height,
             "autosize": {"type": "fit-x", "contains": "padding"},
-            "params": [{"name": name, "value": value} for name, value in self.params.items()],
+            # `whole` is the width that the figure has on its page
+            "params": [
+                {"name": name, "value": value}
+                for name, value in {"whole": WIDTH, **self.params}.items()
+            ],
             "layer": self.layers,
+            "resolve": self.resolve,
         }
 
 
@@ -163,17 +170,21 @@ def dots(encoding: Spec, table: str, size: int = 80) -> Spec:
     return layer("point", encoding, "", table, size=size, opacity=1, strokeWidth=0, tooltip=True)
 
 
+def beside(room: int = BESIDE, where: str = "true") -> Spec:
+    """Place words in a column of their own, to the right of a chart that is wide enough."""
+    return {"align": "right", "x": {"expr": f"width + ({where} ? {room} : 0)"}}
+
+
 def changes(table: str, y: Spec, x: Spec) -> list[Spec]:
     """Draw lines from before to after, and write the change to their right, coloured by tone."""
     ends: Spec = {"y": y, "x": {**x, "field": "before"}, "x2": {"field": "after"}}
     words: Spec = {"y": y, "text": {"field": "change"}}
-    look: Spec = {"align": "right", "x": {"expr": f"width + {BESIDE}"}}
     return [
         one
         for tone in ("gain", "loss", "quiet")
         if (where := f"datum.tone === '{tone}'")
         for one in (
             layer("rule", ends, where, table, style=tone),
-            layer("text", words, where, table, style=f"{tone}-words", **look),
+            layer("text", words, where, table, style=f"{tone}-words", **beside()),
         )
     ]
