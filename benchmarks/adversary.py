@@ -238,8 +238,8 @@ def partial(z, y):
     """Σ over events of log Σ_{T_j ≥ T} e^{z_j} − z, less that at z = 0, after Efron; and slopes."""
     total = mpf(0)
     slopes = [mpf(0)] * len(z)
-    for t in {time for time, event in y if event}:
-        who = [j for j, (time, _) in enumerate(y) if time >= t]
+    for t in {when for when, event in y if event}:
+        who = [j for j, (when, _) in enumerate(y) if when >= t]
         tied = [j for j in who if y[j][0] == t and y[j][1]]
         for k in range(len(tied)):
             less = {j: 1 - mpf(k) / len(tied) for j in tied}
