@@ -24,7 +24,7 @@ from scaffpd.pipeline.judging import (
     held_out_scores,
     reference_levels,
 )
-from scaffpd.pipeline.models import TOL, Contest, Trained, uncertified
+from scaffpd.pipeline.models import TOL, Contest, Trained
 from scaffpd.pipeline.prepared import Prepared
 from scaffpd.pipeline.run import Record, Settings, Watcher, run
 from scaffpd.privacy import Private
@@ -37,7 +37,7 @@ from scaffpd.settings.run import RunConfig
 from scaffpd.settings.tables import AUTO
 from scaffpd.study.gains import AVERAGE, FAIR, PERSONAL, Joining
 from scaffpd.study.joining import joining, joint_mode
-from scaffpd.training.loop import Status
+from scaffpd.training.loop import Status, uncertified
 
 # rows × columns up to which a table is small, and its splits
 SMALL = 50_000

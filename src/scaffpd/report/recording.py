@@ -90,6 +90,11 @@ def judged_parts(own: Judged) -> dict[str, object]:
     return {**vars(own.scores), "cautions": [brings] if brings else []}
 
 
+def known(number: float) -> float | None:
+    """Return a number that JSON has, and `None` for others."""
+    return number if np.isfinite(number) else None
+
+
 def _effects(found: CoefficientTable, prepared: Prepared) -> list[CoefficientRow]:
     """List effects; of times to an event as ratios as well, and without levels of periods."""
     ratios = {}
@@ -99,8 +104,8 @@ def _effects(found: CoefficientTable, prepared: Prepared) -> list[CoefficientRow
     return [
         CoefficientRow(
             column=str(row["column"]),
-            values={name: float(row[name]) for name in FIELDS}
-            | {new: float(np.exp(min(float(row[old]), 700))) for new, old in ratios.items()},
+            values={name: known(float(row[name])) for name in FIELDS}
+            | {new: known(float(np.exp(min(float(row[old]), 700)))) for new, old in ratios.items()},
         )
         for row in found.table()
         if row["column"] not in levels

@@ -339,7 +339,9 @@ def coefficients(run: RunRecord) -> Figure | None:
     names = [name for name in dict.fromkeys([*JOINED[:2], *run.names]) if name in known][:6]
     if not names:
         return None
-    ranked = sorted(run.coefficients, key=lambda row: -max(abs(row.values[n]) for n in names))
+    ranked = sorted(
+        run.coefficients, key=lambda row: -max(abs(row.values[n] or 0.0) for n in names)
+    )
     ranked = ranked[:MOST_COLUMNS]
     called = [f"{row.column} → {row.label}" if row.label else row.column for row in ranked]
     rows = [(client, row.values) for client, row in zip(called, ranked, strict=True)]
