@@ -1,39 +1,62 @@
-r"""How often is a verdict wrong? Simulated clients whose true models are known.
+r"""Is the advice right, and is what is called shown true? Simulated tables whose truth is known.
 
-`sp.joining` on clients with u_i ~ N(x, τI), 30 rows to train on and 30 held out; with x = 0 and
-τ = 0 the columns say nothing. True losses are those of 4,000 fresh rows a client. Counted are
+Five kinds of tables, labels and numbers in turn, 4 columns, ten random splits that hold out a fifth
+of every client's rows. The truth is the mean over clients of the losses on 2,000 new rows each, of
+the five models of the first split, which are those that a run writes.
 
-advice   a simpler model truly has a mean loss that is lower by more than 1 %
-naming   draws in which some client is said to gain (or lose) clearly, and truly does not
-names    the same, as a share of all clients that are named
+noise    the columns say nothing                              6 clients × 40 rows
+many     one model for all                                    4 × 600
+alike    one model for all                                    12 × 20
+slopes   every client has slopes of its own                   8 × 40
+odd      one client of six has the opposite slopes            6 × 60
 
-    python benchmarks/verdicts.py [--draws 100]
+regret   by how much the loss of the recommended model is above that of the best, as a share
+shown    tables whose outcome is shown, not a best guess: the power
+wrong    tables whose outcome is shown and false
+misnamed clients that are said to gain or lose clearly, and do not
+
+    OMP_NUM_THREADS=1 python benchmarks/verdicts.py [--tables 200]
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 import scaffpd as sp
 from scaffpd.study.gains import Joining
+from scaffpd.study.verdict import ALONE, CONSTANT, EQUAL, JOINT, PAYS, TOO_FEW
 
 Array = NDArray[np.float64]
+Rows = list[tuple[Array, Array]]
+KINDS = {"noise": (6, 40), "many": (4, 600), "alike": (12, 20), "slopes": (8, 40), "odd": (6, 60)}
 COLUMNS = 4
-ROWS = 30
-FRESH = 4000
-MATTERS = 0.01  # a difference that matters, as a share of the loss
-MODEL = {True: sp.Linear("logistic", "auto", True), False: sp.Linear("squared", "auto", True)}
+SPLITS = 10
+FRESH = 2000
 
 
-def drawn(
-    rng: np.random.Generator, truth: Array, rows: int, labels: bool
-) -> list[tuple[Array, Array]]:
+def truth(kind: str, rng: np.random.Generator) -> Array:
+    """Draw every client's coefficients."""
+    clients = KINDS[kind][0]
+    x = rng.normal(size=COLUMNS)
+    if kind == "noise":
+        return np.zeros((clients, COLUMNS))
+    if kind == "slopes":
+        return x + rng.normal(size=(clients, COLUMNS))
+    found = np.tile(x, (clients, 1))
+    if kind == "odd":
+        found[0] *= -1
+    return found
+
+
+def drawn(rng: np.random.Generator, models: Array, rows: int, labels: bool) -> Rows:
     """Draw rows of every client: labels, or numbers with noise of variance one."""
     found = []
-    for u in truth:
+    for u in models:
         X = rng.normal(size=(rows, COLUMNS))
         z = X @ u
         y = rng.random(rows) < 1 / (1 + np.exp(-z)) if labels else z + rng.normal(size=rows)
@@ -41,54 +64,102 @@ def drawn(
     return found
 
 
-def true_losses(found: Joining, fresh: list[tuple[Array, Array]], labels: bool) -> Array:
+def splits(rng: np.random.Generator, rows: Rows, model: sp.Linear, many: int) -> list[Joining]:
+    """Compare the models on random splits."""
+    found = []
+    for _ in range(many):
+        orders = [rng.permutation(len(y)) for _, y in rows]
+        cuts = [len(order) // 5 for order in orders]
+        test, train = (
+            [
+                (X[o[part(c)]], y[o[part(c)]])
+                for (X, y), o, c in zip(rows, orders, cuts, strict=True)
+            ]
+            for part in (lambda c: slice(c), lambda c: slice(c, None))
+        )
+        found.append(sp.joining(train, test, model))
+    return found
+
+
+def true_losses(found: Joining, fresh: Rows, model: sp.Linear) -> Array:
     """Return the loss of every model at every client, (models × clients)."""
-    model = MODEL[labels]
-    rows = []
-    for name in found.models:
-        own = found.parameters[name][1:]  # the first is for clients that were not trained on
-        pairs = zip(own, fresh, strict=True)
-        rows.append([model.row_losses(model.outputs(u, X), y)[0].mean() for u, (X, y) in pairs])
-    return np.array(rows)
+    own = (found.parameters[name][1:] for name in found.models)  # the first is for others
+    return np.array(
+        [
+            [
+                model.row_losses(model.outputs(u, X), y)[0].mean()
+                for u, (X, y) in zip(each, fresh, strict=True)
+            ]
+            for each in own
+        ]
+    )
 
 
-def judged(found: Joining, true: Array) -> tuple[bool, list[bool]]:
-    """Return whether the advice is wrong, and of every client that is named whether that is."""
-    place = found.models.index(found.recommendation)
-    simpler = true[:place]
-    wrong = bool((simpler.mean(1) < (1 - MATTERS) * true[place].mean()).any())
-    base, shown = (found.models.index(name) for name in (found.base, found.shown))
-    better = true[base] > true[shown]
-    pays = found.pays(found.shown, found.base)
-    named = [(p == "yes") != b for p, b in zip(pays, better, strict=True) if p != "within noise"]
-    return wrong, named
+class Outcome(NamedTuple):
+    """What became of a table."""
+
+    regret: float
+    shown: bool
+    wrong: bool
+    named: int
+    misnamed: int
+
+
+def judged(found: Joining, true: Array) -> Outcome:
+    """Compare what is said with the truth."""
+    said = found.verdict
+    best = said.recommendation
+    loss = dict(zip(found.models, true.mean(1).tolist(), strict=True))
+    others = JOINT if best == ALONE else [m for m in found.models if m != best]
+    holds = min(loss[m] for m in others) >= (1 - EQUAL) * loss[best]
+    if said.outcome == PAYS:
+        holds = loss[best] < min(loss[ALONE], loss[CONSTANT])
+    base, model = (found.models.index(name) for name in (said.base, said.shown))
+    pays = found.pays(said.shown, said.base)
+    wrong = [(p == "yes") != b for p, b in zip(pays, true[base] > true[model], strict=True)]
+    named = [w for p, w in zip(pays, wrong, strict=True) if p != "within noise"]
+    shown = said.outcome != TOO_FEW
+    return Outcome(
+        loss[best] / min(loss.values()) - 1, shown, shown and not holds, len(named), sum(named)
+    )
+
+
+def table(kind: str, seed: int) -> Outcome:
+    """Draw a table, compare the models on it, and look at new rows."""
+    rng = np.random.default_rng([seed, list(KINDS).index(kind)])
+    labels = seed % 2 == 0
+    model = sp.Linear("logistic" if labels else "squared", "auto", True)
+    models = truth(kind, rng)
+    several = splits(rng, drawn(rng, models, KINDS[kind][1], labels), model, SPLITS)
+    true = true_losses(several[0], drawn(rng, models, FRESH, labels), model)
+    return judged(Joining.mean(several), true)
+
+
+def line(kind: str, found: Sequence[Outcome]) -> str:
+    """Return a line of the table."""
+    regret, shown, wrong = (100 * float(np.mean([one[k] for one in found])) for k in range(3))
+    named, misnamed = (sum(one[k] for one in found) for k in (3, 4))
+    share = f"{100 * misnamed / named:.1f} of {named}" if named else "none"
+    most = 100 * max(one.regret for one in found)
+    return f"| {kind} | {regret:.2f} | {most:.1f} | {shown:.0f} | {wrong:.1f} | {share} |"
+
+
+HEAD = """| kind | regret, % | largest | shown, % | wrong, % | clients misnamed, % |
+|---|---:|---:|---:|---:|---:|"""
 
 
 def main() -> None:
-    """Print a line per setting."""
+    """Print a line per kind."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--draws", type=int, default=100)
-    draws = parser.parse_args().draws
-    print(f"{draws} draws\n\n| loss | N | effect | τ | advice wrong | naming wrong | names wrong |")
-    print("|---|---:|---:|---:|---:|---:|---:|")
-    for labels in (False, True):
-        for count, effect, tau in ((6, 0, 0), (20, 0, 0), (6, 1, 0), (20, 1, 0), (6, 1, 0.3)):
-            rng = np.random.default_rng([labels, count, effect, int(10 * tau)])
-            advice = []
-            naming: list[list[bool]] = []
-            for _ in range(draws):
-                x = effect * rng.normal(size=COLUMNS)
-                truth = x + np.sqrt(tau) * rng.normal(size=(count, COLUMNS))
-                train, test, fresh = (drawn(rng, truth, n, labels) for n in (ROWS, ROWS, FRESH))
-                found = sp.joining(train, test, MODEL[labels])
-                wrong, named = judged(found, true_losses(found, fresh, labels))
-                advice.append(wrong)
-                naming.append(named)
-            names = [one for named in naming for one in named]
-            shares = (np.mean(advice), np.mean([any(n) for n in naming]), np.mean(names or [False]))
-            cells = " | ".join(f"{share:.1%}" for share in shares)
-            name = "logistic" if labels else "squared"
-            print(f"| {name} | {count} | {effect} | {tau} | {cells} |", flush=True)
+    parser.add_argument("--tables", type=int, default=200)
+    each = parser.parse_args().tables // len(KINDS)
+    print(f"{each} tables of each kind\n\n{HEAD}")
+    every: list[Outcome] = []
+    for kind in KINDS:
+        found = [table(kind, seed) for seed in range(each)]
+        every += found
+        print(line(kind, found), flush=True)
+    print(line("all", every))
 
 
 if __name__ == "__main__":

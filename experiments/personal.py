@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 import scaffpd as sp
 from experiments.datasets import school
 from experiments.tables import append_csv, markdown_table, read_csv
-from scaffpd.study.gains import ALONE, AVERAGE, FAIR, MODELS, PERSONAL
+from scaffpd.study.verdict import ALONE, AVERAGE, FAIR, MODELS, PERSONAL
 from scaffpd.training.metrics import half_interval, worst_fifth
 
 Array = NDArray[np.float64]
@@ -44,7 +44,7 @@ def study(load: Callable[[int], Any], seeds: int) -> list[dict[str, Any]]:
                 }
                 for client, (size, _), loss in zip(found.names, found.rows, losses, strict=True)
             ]
-        print(f"seed {seed}: {found.sentence}", flush=True)
+        print(f"seed {seed}: {found}", flush=True)
     return rows
 
 

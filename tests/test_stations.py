@@ -13,10 +13,10 @@ from scaffpd import cli
 from scaffpd.data import beijing_air
 from scaffpd.program import demo
 from scaffpd.report.page.figures import figures
-from scaffpd.report.page.verdict import QUESTIONS, answers
+from scaffpd.report.page.verdict import QUESTIONS, answers, verdict
 from scaffpd.report.record import RunRecord
 from scaffpd.study import path
-from scaffpd.study.gains import ALONE, AVERAGE, PERSONAL
+from scaffpd.study.verdict import ALONE, AVERAGE, PERSONAL
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +60,9 @@ def test_the_folder_and_the_words(study, tmp_path):
     demo.write_stations(study, tmp_path, "scaffpd demo")
     run = RunRecord.read(tmp_path)
     assert (run.kind, run.word) == ("demo", "station")
-    assert run.joining.sentence == study.own.joining.sentence
-    assert run.joining.details == study.own.joining.details
+    assert " ".join(verdict(run)) == str(study.own.joining)
     said = answers(run)
-    assert list(said) == [QUESTIONS[key] for key in ("who", "cost", "much", "sure")]
+    assert list(said) == [QUESTIONS[key] for key in ("who", "much", "fair", "sure")]
     drawn = {figure.name: figure for figure in figures(run)}
     assert drawn.keys() >= {"joining", "certificate"}
     assert (tmp_path / "joining.csv").exists()
@@ -78,10 +77,12 @@ def test_what_is_claimed_is_what_the_chart_shows(study, tmp_path):
     assert {row["client"] for row in changes if row["tone"] == "gain"} == new
     assert not [row for row in changes if row["tone"] == "loss"]
     assert run.joining.recommendation == run.joining.shown
-    assert "4 of 12 stations clearly gain, none clearly loses" in run.joining.details[1]
+    assert "4 of 12 stations clearly gain, none clearly loses" in run.joining.compared(
+        run.task, run.word
+    )
     said = answers(run)
     assert all(name in said[QUESTIONS["who"]] for name in new)
-    assert said[QUESTIONS["cost"]] == "Nobody clearly."
+    assert "Clear losses: nobody. Within noise: 8 of 12." in said[QUESTIONS["who"]]
     assert said[QUESTIONS["sure"]].startswith(f"“{run.joining.recommendation}” is the best")
 
 
@@ -94,11 +95,12 @@ def test_the_command_prints_the_sentence_and_fits_a_narrow_terminal(
     out = capsys.readouterr().out
     lines = out[: out.index("Report:")].splitlines()
     assert max(map(len, lines)) <= 80
-    assert len(lines) < 25
-    assert study.own.joining.sentence in " ".join(out.split())
+    assert len(lines) <= 25
+    first = "Use personal models: joining pays (shown)."
+    assert first in " ".join(out.split())
     page = (tmp_path / "report.html").read_text(encoding="utf-8").replace("\u00a0", " ")
-    assert page.index(study.own.joining.sentence) < page.index('id="figure-joining"')
-    assert page.count(study.own.joining.sentence) == 1
+    assert page.index(first) < page.index('id="figure-joining"')
+    assert page.count(first) == 1
     assert cli.run(["demo", "--quiet", "--out", str(tmp_path / "again")]) == 0
     captured = capsys.readouterr()
     assert captured.out + captured.err == ""

@@ -51,6 +51,8 @@ from scaffpd.study.comparison import Problem as Problem
 from scaffpd.study.comparison import compare as compare
 from scaffpd.study.gains import Joining as Joining
 from scaffpd.study.joining import joining as joining
+from scaffpd.study.newcomers import Newcomers as Newcomers
+from scaffpd.study.newcomers import newcomers as newcomers
 from scaffpd.study.path import path as path
 from scaffpd.study.proportional import ProportionalHazards as ProportionalHazards
 from scaffpd.study.proportional import proportional_hazards as proportional_hazards

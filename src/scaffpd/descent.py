@@ -33,7 +33,7 @@ def newton(
     evaluate: Callable[[Tensor], tuple[Tensor, T]],
     step: Callable[[Tensor, T], tuple[Tensor, Tensor]],
     close: float = 0.0,
-    steps: int = STEPS,
+    steps: int = 0,
 ) -> tuple[Tensor, Tensor, T]:
     """Return v, f(v) and what else is known there when all n problems are done.
 
@@ -42,12 +42,12 @@ def newton(
         evaluate: returns f(v), (n,), and what a step from there has to know.
         step: takes v with that, and returns s and ⟨∇f, s⟩, (n,).
         close: the ⟨∇f, s⟩ of a problem that is done.
-        steps: the most steps.
+        steps: the most steps; 0 for the usual number.
     """
     value, known = evaluate(v)
     slack = max(SLACK, 100 * torch.finfo(value.dtype).eps)
     whole = torch.zeros_like(value)
-    for _ in range(steps):
+    for _ in range(steps or STEPS):
         if bool((whole >= WHOLE).all()):
             break
         s, slope = step(v, known)

@@ -11,6 +11,7 @@ from sklearn.metrics import roc_auc_score
 
 from cases.silos import MODEL, RANGES, ROUGH, federation, run
 from scaffpd.cli import run as cli
+from scaffpd.report.page.verdict import verdict
 from scaffpd.report.record import RunRecord
 from scaffpd.settings.silo import SiloFile
 
@@ -46,9 +47,9 @@ def test_a_silo_has_the_scores_of_its_own_rows(tmp_path, capsys, replacing, name
         assert found.coefficients
         assert list(found.joining.by_client) == [own]
         assert list(found.joining.by_client[own]) == ["constant", "alone", name]
-        assert found.joining.details[0].startswith("Right of 100 held-out rows: ")
+        assert verdict(found)[1].startswith("Right of 100 held-out rows: ")
         assert cli(["report", str(folder)]) == 0
-        assert found.joining.sentence in (folder / "report.html").read_text(encoding="utf-8")
+        assert verdict(found)[0] in (folder / "report.html").read_text(encoding="utf-8")
     capsys.readouterr()
 
 

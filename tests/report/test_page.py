@@ -17,6 +17,7 @@ from scaffpd.report import page as report
 from scaffpd.report.page import embedded, harmless, pictures
 from scaffpd.report.page.figures import figures
 from scaffpd.report.page.vega import PALETTE, SERIES, SHAPES
+from scaffpd.report.page.verdict import verdict
 from scaffpd.report.record import PathRecord, RunRecord
 
 HOSTILE = (
@@ -91,7 +92,7 @@ def test_the_page_is_one_file_that_stands_alone(folders, tmp_path):
     assert "unsafe-eval" not in text.split("</head>")[0]
     run = RunRecord.read(folders["hospitals"])
     plain = text.replace("\u00a0", " ")
-    assert plain.index(run.joining.sentence) < plain.index('id="figure-joining"')
+    assert plain.index(verdict(run)[0]) < plain.index('id="figure-joining"')
     assert f"<pre>{run.config.splitlines()[0]}" in text
     assert report.write(folders["hospitals"]) == folders["hospitals"] / "report.html"
 
@@ -317,7 +318,7 @@ def test_the_reader_sorts_and_unfolds(opened):
 def test_one_screen_has_the_answer_and_every_client(opened):
     page = opened("hospitals")
     words = page.locator(".answers dt").all_text_contents()
-    assert [text.split()[0] for text in words] == ["Who", "Who", "How", "What"]
+    assert [text.split()[0] for text in words] == ["Who", "How", "What", "What"]
     below = "document.querySelector('#figure-joining svg').getBoundingClientRect().bottom"
     assert page.evaluate(below) < 900
     assert page.locator("details[open]").count() == 0

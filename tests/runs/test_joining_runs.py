@@ -6,6 +6,7 @@ import contextlib
 import csv
 import io
 import json
+from html import unescape
 
 import numpy as np
 import pytest
@@ -74,24 +75,26 @@ def test_the_record_has_every_client_and_model(run):
         [np.nan if gain is None else gain.value for gain in gains], nan_ok=True
     )
     assert whole.joining.recommendation in ("average", "fair", "personal")
-    assert "lower than alone (" in whole.joining.details[1]
+    assert "lower than alone (" in whole.joining.compared(whole.task, whole.word)
 
 
 def test_terminal_json_and_page_say_the_same(run, capsys):
     folder, command, shown = run
-    sentence = RunRecord.read(folder).joining.sentence
+    whole = RunRecord.read(folder)
+    sentence, *others = whole.joining.sentences(whole.task, whole.word)
     shown = " ".join(shown.split())
     assert sentence in shown
     assert "clear of noise" in shown
     assert cli.run([*command, "--json", "--no-report"]) == 0
     values = json.loads(capsys.readouterr().out)
-    assert values["joining"]["sentence"] == sentence
+    assert values["verdict"] == [sentence, *others]
     assert len(values["joining"]["rows"]) == 25
-    page = (folder / "report.html").read_text(encoding="utf-8").replace("\u00a0", " ")
+    page = unescape((folder / "report.html").read_text(encoding="utf-8")).replace("\u00a0", " ")
     assert page.index(sentence) < page.index('id="figure-joining"')
-    for one in RunRecord.read(folder).joining.details:
-        assert one in shown
+    for one in others:
         assert one in page
+    for one in others[:3]:  # the page has all
+        assert one in shown
     assert "joining.png" in report.pictures(RunRecord.read(folder), "png")
 
 
@@ -135,7 +138,7 @@ def test_rows_that_are_held_out_by_a_column_are_one_split(table, tmp_path):
     assert splits_of(config, rows) == 1
     assert splits_of(RunConfig.of({"data": data | {"split_by": "site"}}, "c.toml"), rows) == 1
     drawn = {name: value for name, value in data.items() if name != "split_by"}
-    assert splits_of(RunConfig.of({"data": drawn}, "c.toml"), rows) == 5  # of a small table
+    assert splits_of(RunConfig.of({"data": drawn}, "c.toml"), rows) == 10  # of a small table
     asked = RunConfig.of(
         {"data": data, "training": {"splits": 3}, "objective": {"kind": "Average"}}, "c.toml"
     )

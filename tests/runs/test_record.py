@@ -8,32 +8,30 @@ from cases.records import model, record, rounds
 from cases.refusals import refuses
 from scaffpd.report.page.tables import client_lines
 from scaffpd.report.record import (
-    GainInterval,
-    JoiningRecord,
-    JoiningRow,
     RunRecord,
     is_run,
 )
+from scaffpd.study.newcomers import LeftOut, Newcomers
+from scaffpd.study.verdict import ClientRow, Gain, ModelRow, Verdict
 
 
 def joining():
     gains = {"A": 0.2, "B": -0.1}
     rows = [
-        JoiningRow(
+        ClientRow(
             client=client,
             model=name,
             train_rows=10,
             test_rows=5,
             test_loss=loss,
-            gains={"alone": GainInterval(value=g, low=g - 0.05, high=g + 0.05)}
-            if name != "alone"
-            else {},
+            gains={"alone": Gain(value=g, low=g - 0.05, high=g + 0.05)} if name != "alone" else {},
             pays={"alone": "yes" if g > 0 else "no"},
         )
         for client, g in gains.items()
         for name, loss in (("alone", 1.0), ("fair", 1 - g))
     ]
-    return JoiningRecord(recommendation="fair", shown="fair", sentence="Join.", rows=rows)
+    overall = [ModelRow("alone", 1.0), ModelRow("fair", 0.95, 0.8, {"alone": Gain(0.05, -0.1)})]
+    return Verdict("fair", "joining pays", 0.001, overall, rows)
 
 
 def test_what_is_written_is_read_back(tmp_path):
@@ -42,6 +40,9 @@ def test_what_is_written_is_read_back(tmp_path):
         model("average", {"A": 0.9, "B": 0.5}, role="before", history=history),
         model("fair", {"A": 0.8, "B": 0.7}, role="after", certificate=math.nan),
         joining=joining(),
+        newcomers=Newcomers(
+            [LeftOut("average", 1.0, 2.0, [1.0, 2.0])], "average", Gain(0.1), Gain(0.0), 2
+        ),
         fills={"A": {"age": 61.5, "sex": "f"}},
         environment={"python": "3.11", "threads": 2},
     )

@@ -11,7 +11,7 @@ from scaffpd.models.baseline import breslow, brier, kaplan_meier, log_rank
 from scaffpd.models.concordance import interval
 from scaffpd.report.page.figures import figures
 from scaffpd.report.page.tables import effect_table, score_tables
-from scaffpd.report.page.verdict import cautions
+from scaffpd.report.page.verdict import cautions, verdict
 from scaffpd.report.predict import predict
 from scaffpd.report.record import RunRecord
 from scaffpd.tasks.base import EVERYONE
@@ -69,7 +69,7 @@ def test_a_table_becomes_models_scores_and_curves(place, capsys):
     named = next(one for one in figures(run) if one.name == "survival").caption
     assert named.endswith("These are the 3 clients with the most of them.")
     assert run.joining.loss == "cox"
-    assert "wrong pairs" in " ".join(run.joining.details)
+    assert "wrong pairs" in " ".join(verdict(run))
     for own in run.model("average").clients:
         row = run.joining.by_client[own.client]["average"]
         assert row.test_score == pytest.approx(own.test_score)
@@ -153,9 +153,9 @@ def test_where_columns_predict_no_time_the_model_written_is_the_constant(place, 
     rows = [(site, days, died, random.normal(60, 8), "f") for site, days, died, *_ in patients(120)]
     write(rows)
     ran(f"{LINE} --no-report --out run", capsys)
-    found = RunRecord.read(place / "run").joining
-    assert found.recommendation == "constant"
-    assert found.sentence.endswith("columns predict the time.")
+    run = RunRecord.read(place / "run")
+    assert run.joining.recommendation == "constant"
+    assert "columns predict the time" in verdict(run)[0]
     names = ("model", "constant", "alone", "average", "fair", "personal")
     risks = {
         name: np.ptp(
@@ -177,7 +177,7 @@ def test_clients_without_a_comparable_pair_are_named(place, capsys):
         (said,) = [one for one in cautions(run) if "compared" in one]
         assert "rows of West can" in said
         assert set(run.joining.by_client) == {"North", "South"}
-        assert "of 2 clients clearly" in " ".join(run.joining.details)
+        assert "of 2 clients clearly" in " ".join(verdict(run))
         assert "joining" in {figure.name for figure in figures(run)}
     ran("report run1", capsys)
 

@@ -10,6 +10,7 @@ from cases.commands import ran, refusal
 from cases.refusals import refuses
 from scaffpd import tasks
 from scaffpd.errors import InputError
+from scaffpd.report.page.verdict import verdict
 from scaffpd.report.predict import predict
 from scaffpd.report.record import RunRecord
 from scaffpd.settings.federation import FederationFile
@@ -88,8 +89,7 @@ def test_a_task_is_one_class_and_one_line(beds, monkeypatch, capsys):
     whole += sum(float(r["test_distance"]) * int(r["test_rows"]) for r in rows)
     assert whole / len(truth) == pytest.approx(scored["all rows"]["distance"])
     assert run.joining is not None
-    assert run.joining.sentence
-    assert run.joining.details[0].startswith("Distance: ")
+    assert verdict(run)[1].startswith("Distance in the mean over ")
     page = Path("run/report.html").read_text(encoding="utf-8")
     for words in ("guessed too high", "<em>Mean distance</em>: of guessed shares", "to the share"):
         assert words in page

@@ -8,7 +8,7 @@ import pytest
 
 from scaffpd import cli
 
-JOINT = {"average", "personal"}
+JOINT = {"average", "fair", "personal"}
 USEFUL = JOINT | {"alone"}  # the columns predict the target
 
 
@@ -110,14 +110,14 @@ CASES = {
 }
 
 
-def trained(found, folder, capsys):
+def trained(found, folder, capsys, splits=1):
     """Train on the table as a user would; return what --json and the other stream say."""
     file = folder / "t.csv"
     with file.open("w", newline="") as out:
         writer = csv.writer(out)
         writer.writerows([list(found), *zip(*found.values(), strict=True)])
     target = "status" if "status" in found else "target"
-    words = f"--client client --target {target} --splits 1 --no-report --json --out"
+    words = f"--client client --target {target} --splits {splits} --no-report --json --out"
     assert cli.run(["train", str(file), *words.split(), str(folder / "run")]) == 0
     return json.loads(capsys.readouterr().out)
 
@@ -127,8 +127,10 @@ def test_the_advice_is_right(tmp_path, capsys, name):
     found, wanted, remark = CASES[name]
     run = trained(found, tmp_path, capsys)
     advised = run["joining"]["recommendation"]
-    assert advised in wanted, run["verdict"]
+    # of noise, whatever is guessed is called a guess
+    guess = wanted == {"constant"} and run["joining"]["outcome"] == "too few rows"
+    assert advised in wanted or guess, run["verdict"]
     assert remark in " ".join(run["remarks"])
     if advised == "constant":
         assert "predict the target" in run["verdict"][0]
-        assert run["answers"]["Who gains?"] == "Nobody clearly."
+        assert "Clear gains: nobody." in run["answers"]["Who gains or loses?"]

@@ -50,7 +50,7 @@ class Watched:
         return self
 
     def __getattr__(self, name):
-        return getattr(self.inner, name)
+        return getattr(self.__dict__.get("inner", self.model), name)
 
     def evaluate(self, x, batch_size, key):
         at = self.inner.evaluate(x, batch_size, key)

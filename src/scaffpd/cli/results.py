@@ -69,7 +69,7 @@ def show(folder: Path) -> None:
     first, *others = verdict(run)
     with console.capture() as above:
         # the page has all
-        section(console, first, *(others if len(run.clients) <= MOST else others[:2]))
+        section(console, first, *(others[:3] if run.joining else others))
         console.print()
     with console.capture() as below:
         say(console, *cautions(run), promise(run.privacy) if run.privacy else "")
@@ -84,8 +84,9 @@ def show(folder: Path) -> None:
     if run.joining is not None:
         table = joining_table(run, run.joining)
         say(console, table.heading)
-        heads = [*table.names, *(head.replace(" over", "\nover") for head in table.heads)]
-        rows = [[*names, *(cell.text for cell in cells)] for names, cells in table.rows]
+        # the page has intervals as well
+        heads = [*table.names, *(head.replace(" over", "\nover") for head in table.heads[:-1])]
+        rows = [[*names, *(cell.text for cell in cells[:-1])] for names, cells in table.rows]
         print_table(console, heads, rows, "joining.csv", most - 2)
     else:
         _show_clients(console, run, most)

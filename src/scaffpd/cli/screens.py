@@ -91,7 +91,7 @@ def print_table(
         width = max(map(len, name.splitlines()), default=0)
         table.add_column(name, justify="right", no_wrap=True, min_width=width)
     shown = rows
-    if file and len(rows) > most:
+    if file and len(rows) > most + 2:  # a line says so
         half = max(most // 2, 1)
         table.caption = f"the first and last {half} of {len(rows)}; all are in {file}"
         shown = [*rows[:half], *rows[-half:]]

@@ -16,8 +16,9 @@ from scaffpd.pipeline.run import Record
 from scaffpd.pipeline.sites import SitesHere, Splits
 from scaffpd.privacy import Private
 from scaffpd.settings.terms import FederationTerms
-from scaffpd.study.gains import AVERAGE, FAIR, PERSONAL, Joining
+from scaffpd.study.gains import Joining
 from scaffpd.study.joining import JoiningSplit
+from scaffpd.study.verdict import AVERAGE, FAIR, PERSONAL
 
 
 def named(terms: FederationTerms) -> str:

@@ -18,7 +18,7 @@ from torch import Tensor
 from scaffpd.errors import InputError
 from scaffpd.federation.plans import Clients, Restriction, Vector
 from scaffpd.federation.questions import (
-    POWER,
+    WIDTHS,
     Curvature,
     Diagonal,
     GradientsAt,
@@ -270,10 +270,11 @@ class Gradients(Answers[GradientsAt]):
 
 
 def width_of(seen: Answers[Widths]) -> float:
-    """Bound ρ of all clients from above: from one number in a sum."""
+    """Bound ρ of all clients from above, by the highest class that one of them is in."""
     ones = np.zeros(len(seen.asked.names))
     ones[seen.asked.index] = 1.0
-    return math.pow(float(seen.added("power", ones)), 1 / POWER)
+    highest = int(torch.nonzero(seen.added("class", ones) > 0.5).max())
+    return float(WIDTHS[highest]) if highest < len(WIDTHS) else math.inf
 
 
 class Updates(Answers[LocalSteps | ProximalSteps]):

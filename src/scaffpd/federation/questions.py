@@ -138,8 +138,10 @@ class ClientSide(Protocol):
 
 Shapes = dict[str, tuple[int, ...]]  # of parts of an answer
 SPLITS = ("train", "test")
-POWER = 8  # of widths, in their sum
-REACH = 1e6  # the largest of them: what is farther proves nothing
+REACH = 1e6  # the largest width: what is farther proves nothing
+# classes of widths, each a tenth wider than the one below it: a sum counts who is in which, and has
+# the largest for any number of clients, in whole numbers that masked sums have room for
+WIDTHS = np.geomspace(1e-6, REACH, 290)
 UNBOUNDED = 1e12  # of an error that nobody knows: nothing is proven then
 LOSS = "your loss at every point that the method visits"
 
@@ -358,32 +360,33 @@ class Hessian(Question):
 @dataclass(frozen=True, eq=False)
 class Widths(Question):
     """How far rows reach where there is little curvature: ρ_i = R max ‖v‖ in the norm of (RRᵀ)⁻¹
-    (`algorithms/concordant.py`), as a power whose sum is no more than N times the largest.
+    (`algorithms/concordant.py`), as the class of `WIDTHS` that it is in.
     """
 
     kind = "widths"
-    shows = (summed("power", "how far rows reach where there is little curvature, at most"),)
+    shows = (summed("class", "how far rows reach where there is little curvature, by classes"),)
 
     at: GradientsAt
     root: Tensor  # R, lower triangular
     weights: Tensor | None  # λ_i, without which only one model for all has an answer
 
     def shapes(self, d: int) -> Shapes:
-        return {"power": (1,)}
+        return {"class": (len(WIDTHS) + 1,)}
 
     def down(self, d: int) -> int:
         return d * (d + 1) // 2
 
     def answer(self, clients: ClientSide) -> Reply:
         found = clients.point(self.at).widths(self.root, self.weights).double().cpu()
-        powers = found.nan_to_num(REACH, REACH).clamp(max=REACH)[:, None] ** POWER
+        classes = torch.searchsorted(torch.from_numpy(WIDTHS), found.nan_to_num(torch.inf))
+        marks = torch.nn.functional.one_hot(classes, len(WIDTHS) + 1).double()
         return Reply(
             {},
             {
-                "power": Vectors(
-                    lambda w: w.cpu().double() @ powers,
-                    lambda: powers,
-                    shape=(1,),
+                "class": Vectors(
+                    lambda w: w.cpu().double() @ marks,
+                    lambda: marks,
+                    shape=(len(WIDTHS) + 1,),
                     double_weights=True,
                 )
             },

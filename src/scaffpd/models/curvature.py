@@ -155,7 +155,7 @@ class LossHessian:
         S = e.rsqrt().expand(n, features, k).reshape(n, -1)
         near = self.factor(S)
         S = S[..., None]  # (H + E)⁻¹ = S (S H S + I)⁻¹ S with E = S⁻²
-        return lambda B: (S * near.solve(S * B.reshape(n, S.shape[1], -1))).view(B.shape)
+        return lambda B: (S * near.solve(S * B.reshape(n, S.shape[1], B.shape[-1]))).view(B.shape)
 
     def matrix(self) -> Tensor:
         """Return AᵀWA as (n, features·k, features·k), output by output."""

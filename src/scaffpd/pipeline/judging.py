@@ -26,7 +26,9 @@ from scaffpd.study.coefficients import (
     coefficients,
     level_contrast,
 )
-from scaffpd.study.gains import PERSONAL, Joining
+from scaffpd.study.gains import Joining
+from scaffpd.study.newcomers import Newcomers
+from scaffpd.study.verdict import PERSONAL
 from scaffpd.tasks.base import HeldOutScores
 from scaffpd.training.cohort import Cohort
 
@@ -61,21 +63,28 @@ class Judged:
         joining: what training together brings, or why that is not known; "" where nobody asks.
         scores: beside losses and the task's measure.
         effects: of lines and categories, in units of the columns.
+        newcomers: which one model serves a site that joins later, where that is asked.
     """
 
     rows: Prepared
     joining: Joining | str = ""
     scores: RunScores = field(default_factory=RunScores)
     effects: CoefficientTable | None = None
+    newcomers: Newcomers | None = None
 
 
-def held_out_scores(prepared: Prepared, models: Sequence[Trained]) -> RunScores:
-    """Score a run's linear models, personal ones among them."""
+def held_out_scores(
+    prepared: Prepared, models: Sequence[Trained], joining: Joining | str = ""
+) -> RunScores:
+    """Score a run's linear models, personal ones among them, and the one that is recommended."""
     if not prepared.test:
         return RunScores()
     parameters: dict[str, Sequence[Matrix]] = {
         one.name: [one.own(i) for i in range(len(prepared.names))] for one in models
     }
+    if isinstance(joining, Joining) and joining.recommendation in joining.parameters:
+        best = joining.recommendation
+        parameters.setdefault(best, list(joining.parameters[best][1:]))
     found = {
         name: prepared.task.judged(prepared.model, own, prepared)
         for name, own in parameters.items()

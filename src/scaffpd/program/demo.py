@@ -23,8 +23,8 @@ from scaffpd.pipeline.run import Nobody, Record, Settings, run
 from scaffpd.pipeline.sites import SitesHere
 from scaffpd.report.folder import write_files
 from scaffpd.report.recording import exports, record
-from scaffpd.study.gains import AVERAGE, FAIR, PERSONAL
 from scaffpd.study.joining import joining, joint_mode
+from scaffpd.study.verdict import AVERAGE, FAIR, PERSONAL
 from scaffpd.tasks.regression import Regression
 
 TOL = 1e-8

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-
-import numpy as np
 
 from scaffpd.errors import InputError
 from scaffpd.objectives import Average, Objective
@@ -13,29 +11,14 @@ from scaffpd.pipeline.columns import Ready
 from scaffpd.pipeline.models import Contest, Contests, Trained, main_model
 from scaffpd.pipeline.prepared import Prepared
 from scaffpd.pipeline.sites import Encoding
+from scaffpd.program.prepare import Source
 from scaffpd.report.record import PathRecord
 from scaffpd.settings.run import RunConfig
-from scaffpd.study.gains import AVERAGE
-from scaffpd.study.path import WALKABLE, grid
+from scaffpd.study.newcomers import Newcomers, candidates, newcomers
+from scaffpd.study.path import WALKABLE, grid, knee
+from scaffpd.study.verdict import AVERAGE
+from scaffpd.training.cohort import Cohort
 from scaffpd.training.metrics import Spread
-
-# of a share (0.2 points of accuracy) or of an error: less is no reason to leave the average
-LEAST = 0.002
-
-
-def knee(points: Sequence[Spread], upwards: bool) -> int:
-    """Return the point with the largest gain − cost; 0, the average, where that is hardly anything.
-
-    Gain is that of the worst 20 %, cost that of the mean, both against the first point: a point of
-    the worst-served fifth counts as much as a point of the mean. A mean that rises is no cost, and
-    no reason either.
-    """
-    sign = 1.0 if upwards else -1.0
-    mean = sign * np.array([point.mean for point in points])
-    worst = sign * np.array([point.worst_20 for point in points])
-    score = worst - worst[0] - np.maximum(mean[0] - mean, 0.0)
-    least = LEAST * (1.0 if upwards else abs(float(worst[0])))
-    return 0 if score.max() <= least else int(np.flatnonzero(score >= score.max() - 1e-12)[0])
 
 
 def walkable(config: RunConfig) -> None:
@@ -77,6 +60,29 @@ def walk(config: RunConfig, prepared: Prepared, ready: Ready) -> Contests:
         )
 
     return following
+
+
+def new_sites(
+    config: RunConfig,
+    source: Source,
+    prepared: Prepared,
+    models: Sequence[Trained],
+    phase: Callable[[str, float], None],
+) -> Newcomers:
+    """Leave every client out, and its rows out of columns, scales, pairs and strengths."""
+    assert config.goal is not None
+
+    def cohort(rows: Prepared, settle: bool = False) -> Cohort:
+        device = config.training.device
+        return Cohort(rows.train, rows.model, rows.names, device=device, settle=settle)
+
+    return newcomers(
+        cohort(prepared, True),
+        candidates(config.goal, models[0].result.history.last_losses),
+        seed=config.training.seed,
+        without=lambda left: cohort(source.prepared(left=left)),
+        phase=lambda share: phase("Leaving every client out", share),
+    )
 
 
 def suggested(models: Sequence[Trained], prepared: Prepared) -> list[Trained]:

@@ -55,21 +55,30 @@ class Source:
             source = source.model_copy(update={"curves": curves})
         return read_clients(source)
 
-    def prepared(self, seed: int | None = None, secret: bytes | None = None) -> Prepared:
+    def prepared(
+        self, seed: int | None = None, secret: bytes | None = None, left: Sequence[int] = ()
+    ) -> Prepared:
         """Agree on columns and encode the rows.
 
         Args:
             seed: chooses held-out rows in the run's stead.
             secret: what the noise of a private run's thresholds is drawn from; a new one if left
                 out.
+            left: clients whose rows have no part in what is agreed.
         """
         seed = self.config.training.seed if seed is None else seed
         if isinstance(self.config.data, TableSettings):
-            return _encoded(self.config, self._table, seed, secret)
+            return _encoded(self.config, self._table, seed, secret, left)
         return _hospitals(self.config, self.config.data, seed)
 
 
-def _encoded(config: RunConfig, table: ClientTable, seed: int, secret: bytes | None) -> Prepared:
+def _encoded(
+    config: RunConfig,
+    table: ClientTable,
+    seed: int,
+    secret: bytes | None,
+    left: Sequence[int] = (),
+) -> Prepared:
     source = table.source
     counts: PrivateCounting | None = None
     asked = config.privacy
@@ -87,7 +96,8 @@ def _encoded(config: RunConfig, table: ClientTable, seed: int, secret: bytes | N
         source.pairs if asked is None and source.time is None else 0,
     )
     sites = SitesHere.of(clients, plainly if counts is None else counts, unit)
-    encoding = agreed(found.schema, sites, plan)
+    there = [rows for i, rows in enumerate(clients) if i not in left]
+    encoding = agreed(found.schema, SitesHere.of(there, sites.counted, unit), plan)
     schema = encoding.schema
     model = with_dispersion(encoding, sites, _model(config, source, found, schema))
     assert isinstance(model, Linear)

@@ -35,13 +35,15 @@ from scaffpd.report.folder import SECRET, Kind, RunFolder, reading, title
 from scaffpd.report.recording import record
 from scaffpd.settings.run import RunConfig
 from scaffpd.settings.tables import AUTO
-from scaffpd.study.gains import AVERAGE, FAIR, PERSONAL, Joining
+from scaffpd.study.gains import Joining
 from scaffpd.study.joining import joining, joint_mode
+from scaffpd.study.newcomers import Newcomers
+from scaffpd.study.verdict import AVERAGE, FAIR, PERSONAL
 from scaffpd.training.loop import Status, uncertified
 
 # rows × columns up to which a table is small, and its splits
 SMALL = 50_000
-SPLITS = 5
+SPLITS = 10
 
 
 def contests(config: RunConfig, prepared: Prepared, ready: Ready, place: Path) -> list[Contest]:
@@ -85,7 +87,7 @@ def joins(config: RunConfig, prepared: Prepared) -> bool:
 
 
 def splits_of(config: RunConfig, prepared: Prepared) -> int:
-    """Return the number of random splits: as asked, else 5 of a small table and 1 of others."""
+    """Return the number of random splits: as asked, else 10 of a small table and 1 of others."""
     if config.training.splits is not None:
         return config.training.splits
     table = config.table
@@ -257,15 +259,18 @@ def one_run(kind: Kind, config: RunConfig, place: Path, fresh: bool, screen: Scr
     def judge(found: Record) -> Record:
         joining: Joining | str = ""
         table = None
+        late: Newcomers | None = None
         if kind == "path":
+            if config.path.new_sites:
+                late = path.new_sites(config, source, prepared, found.models, screen.phase)
             found = replace(found, models=path.suggested(found.models, prepared))
         else:
             joining = joining_of(config, source, prepared, found.models, screen.phase)
         screen.phase("Scoring the models on held-out rows")
-        scores = held_out_scores(prepared, found.models)
+        scores = held_out_scores(prepared, found.models, joining)
         if kind == "train" and config.privacy is None:
             table = effects(prepared, config.model)
-        return replace(found, own=Judged(prepared, joining, scores, table))
+        return replace(found, own=Judged(prepared, joining, scores, table, late))
 
     with folder.opened(kind, config, fresh):
         found = run(

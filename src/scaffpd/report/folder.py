@@ -36,7 +36,8 @@ from scaffpd.report.record import RunRecord, TableReading
 from scaffpd.report.recording import exports
 from scaffpd.settings.model_file import Setup, model_bytes
 from scaffpd.settings.run import RunConfig
-from scaffpd.study.gains import AVERAGE, FAIR, MODELS, Joining
+from scaffpd.study.gains import Joining
+from scaffpd.study.verdict import AVERAGE, FAIR, MODELS
 from scaffpd.training.history import Checkpoint
 
 Kind = Literal["train", "path"]
@@ -47,6 +48,7 @@ TABLES = (
     "rounds.csv",
     "clients.csv",
     "joining.csv",
+    "newcomers.csv",
     "scores.csv",
     "coefficients.csv",
     "effects.csv",

@@ -30,7 +30,7 @@ from scaffpd.settings.model_file import (
     read_model,
     read_owners,
 )
-from scaffpd.study.gains import MODELS
+from scaffpd.study.verdict import MODELS
 from scaffpd.tasks.base import ScoreRow, Target, Task
 
 NOBODY = ""  # rows without a client belong together

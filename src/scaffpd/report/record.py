@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeVar
 
@@ -32,6 +31,8 @@ from scaffpd.errors import InputError
 from scaffpd.files import write_file
 from scaffpd.numbers import plural
 from scaffpd.pipeline.judging import CoefficientRow
+from scaffpd.study.newcomers import Newcomers
+from scaffpd.study.verdict import Verdict
 from scaffpd.tasks import measured_by, measuring, named
 from scaffpd.tasks.base import LOSS, BinRow, Measure, ScoreRow, Task
 from scaffpd.training.metrics import NO, NOISE, YES, Spread, a_fifth
@@ -173,71 +174,6 @@ class ModelRecord(RecordPart):
         return {score.client: score for score in self.clients}
 
 
-class GainInterval(RecordPart):
-    """A share by which a loss is lower, with its 95 % interval; no ends where rows are too few."""
-
-    value: float
-    low: Number = None
-    high: Number = None
-
-
-class JoiningRow(RecordPart):
-    """One model on a client's held-out rows, against training alone and the average model."""
-
-    client: str
-    model: str  # constant, alone, average, fair or personal
-    train_rows: int
-    test_rows: int
-    test_loss: float
-    test_score: Number = None
-    gains: dict[str, GainInterval] = {}  # over constant, alone, average: of the loss, as a share
-    pays: dict[str, str] = {}  # whether the gain over each of these is clear
-
-
-class JoiningRecord(RecordPart):
-    """Whether it pays for a client to train with the others."""
-
-    recommendation: str  # constant, alone, average, fair or personal
-    shown: str  # the joint model that sentences compare: the one recommended, or the best of them
-    sentence: str  # the recommendation
-    details: list[str] = []  # in units of the target, then in losses with intervals
-    loss: str = ""  # that models minimise
-    interval: str = ""  # how intervals were made
-    splits: int = 1
-    certificates: dict[str, Number] = {}  # the proven gap of every model, of alone the largest
-    rows: list[JoiningRow]
-
-    @cached_property
-    def by_client(self) -> dict[str, dict[str, JoiningRow]]:
-        """Client → model → its row."""
-        found: dict[str, dict[str, JoiningRow]] = {}
-        for row in self.rows:
-            found.setdefault(row.client, {})[row.model] = row
-        return found
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(row.model for row in self.rows))
-
-    @property
-    def base(self) -> str:
-        """What the shown model is compared with: alone, or a constant where that is advised."""
-        return "constant" if self.recommendation == "constant" else "alone"
-
-    def gain(self, client: str) -> float:
-        """Return how much lower a client's loss is with the shown model than with the base."""
-        gains = self.by_client[client][self.shown].gains
-        return gains[self.base].value if self.base in gains else 0.0
-
-    def pays(self, client: str) -> str:
-        """Return whether that is clear: yes, no, or within noise."""
-        return self.by_client[client][self.shown].pays.get(self.base, NOISE)
-
-    @property
-    def order(self) -> list[str]:
-        return sorted(self.by_client, key=lambda client: -self.gain(client))
-
-
 class PrivacyRecord(RecordPart):
     """(ε, δ) for every training row, over all models together."""
 
@@ -307,7 +243,8 @@ class RunRecord(RecordPart):
     cautions: list[str] = []
     path: PathRecord | None = None
     privacy: PrivacyRecord | None = None
-    joining: JoiningRecord | None = None
+    joining: Verdict | None = None
+    newcomers: Newcomers | None = None
     scores: list[ScoreRow] = []
     bins: list[BinRow] = []
     curves: list[ScoreRow] = []  # time, observed and predicted survival, by client or third

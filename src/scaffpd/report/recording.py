@@ -18,9 +18,6 @@ from scaffpd.pipeline.run import Record
 from scaffpd.privacy import Private
 from scaffpd.report.record import (
     ClientScore,
-    GainInterval,
-    JoiningRecord,
-    JoiningRow,
     ModelRecord,
     Overall,
     PathRecord,
@@ -31,11 +28,11 @@ from scaffpd.report.record import (
     TableReading,
 )
 from scaffpd.study.coefficients import FIELDS, CoefficientTable
-from scaffpd.study.gains import ALONE, AVERAGE, CONSTANT, PERSONAL, Joining
+from scaffpd.study.gains import Joining
+from scaffpd.study.verdict import PERSONAL
 from scaffpd.training.history import SCALARS, History
 
 MOST_LABELS = 12  # that are named among the settings
-OVER = (CONSTANT, ALONE, AVERAGE)  # what gains are over
 Cell = str | int | float | bool | None
 Row = dict[str, Cell]
 Part = TypeVar("Part", bound=RecordPart)
@@ -70,6 +67,7 @@ def record(
         path=path,
         privacy=_privacy(found.models),
         **judged_parts(found.own),
+        newcomers=found.own.newcomers,
         effects=_effects(effects, prepared) if effects else [],
         effects_said=effects.said if effects else "",
         between_share=effects.share if effects else None,
@@ -85,8 +83,7 @@ def judged_parts(own: Judged) -> dict[str, object]:
     """Return how models serve rows that are here, and what joining brings there or why not."""
     brings = own.joining
     if isinstance(brings, Joining):
-        joining = {"joining": joining_record(brings, own.rows.model.loss)}
-        return {**vars(own.scores), **joining}
+        return {**vars(own.scores), "joining": brings.verdict}
     return {**vars(own.scores), "cautions": [brings] if brings else []}
 
 
@@ -172,42 +169,6 @@ def _client_scores(one: Trained) -> list[ClientScore]:
     return _made(ClientScore, columns)
 
 
-def joining_record(found: Joining, loss: str) -> JoiningRecord:
-    """Make the record of what joining brings to models that minimise a loss."""
-    over = {
-        model: [one for one in OVER if one != model and one in found.models]
-        for model in found.models
-    }
-    pairs = [(model, one) for model, others in over.items() for one in others]
-    clear = {pair: found.pays(*pair) for pair in pairs}
-    gains = {pair: found.gains(*pair) for pair in pairs}
-    rows = [
-        JoiningRow(
-            client=found.names[i],
-            model=model,
-            train_rows=found.rows[i][0],
-            test_rows=found.rows[i][1],
-            test_loss=float(found.loss[k, i]),
-            test_score=float(found.score[k, i]),
-            gains={one: GainInterval(**gains[model, one][i]._asdict()) for one in others},
-            pays={one: clear[model, one][i] for one in others},
-        )
-        for i in found.judged
-        for k, (model, others) in enumerate(over.items())
-    ]
-    return JoiningRecord(
-        recommendation=found.recommendation,
-        shown=found.shown,
-        sentence=found.sentence,
-        details=found.details,
-        loss=loss,
-        interval=found.method,
-        splits=found.splits,
-        certificates=dict(found.certificates),
-        rows=rows,
-    )
-
-
 def _privacy(models: Sequence[Trained]) -> PrivacyRecord | None:
     """State what all models together have cost the clients' records."""
     private = models[-1].model
@@ -264,6 +225,11 @@ def exports(run: RunRecord) -> dict[str, str]:
             {**name, **_cells(run, score)} for model, name in models for score in model.clients
         ],
         "joining.csv": [_cells(run, row) for row in run.joining.rows] if run.joining else [],
+        "newcomers.csv": [
+            {"objective": point.name, "client": client, "test_loss": loss}
+            for point in (run.newcomers.points if run.newcomers else ())
+            for client, loss in zip(run.clients, point.losses, strict=True)
+        ],
         "scores.csv": [_cells(run, row) for row in run.scores],
         "coefficients.csv": [_cells(run, row) for row in run.coefficients],
         "effects.csv": [{"column": row.column, **row.values} for row in run.effects],

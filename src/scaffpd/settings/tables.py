@@ -99,7 +99,7 @@ class TrainingSettings(SettingsTable):
     device: key.Text = "cpu"
     """cpu or cuda."""
     splits: key.Whole | None = None
-    """Splits that tell what joining brings; 0: none; left out, 5 of small tables."""
+    """Splits that tell what joining brings; 0: none; left out, 10 of small tables."""
     count_clients: Annotated[str, key.one_of(COUNTED)] = "alike"
     """How clients count in one model for all: alike, or by their rows."""
 
@@ -129,3 +129,5 @@ class PathSettings(SettingsTable):
 
     points: key.Count = 9
     """Points between the average and the worst case."""
+    new_sites: bool = False
+    """Leave every client out as well: which one model serves a site that joins later?"""

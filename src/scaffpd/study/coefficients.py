@@ -180,7 +180,7 @@ def coefficients(
         kinds = (asked,) if asked else (FIXED, INTERCEPTS, SLOPES)
         try:
             fits = [_fitted(cohort, kind, groups, columns, restricted) for kind in kinds]
-        except torch.linalg.LinAlgError as error:
+        except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
             raise InputError(
                 NO_LIKELIHOOD,
                 "The likelihood has no maximum: all outcomes are alike, or columns separate them.",

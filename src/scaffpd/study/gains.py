@@ -1,13 +1,24 @@
-r"""`Joining`: what every client gains from training with the others, with intervals, in words.
+r"""`Joining`: what every client gains from training with the others, and which model to use.
 
 All models answer the same held-out rows, so gains are paired: the mean of ℓ_j(alone) − ℓ_j(model)
 over rows j, with Student's t interval; over splits, it is corrected for rows that splits share
 (Nadeau and Bengio 2003): sd·√(1/K + n₂/n₁) with n₂ rows held out and n₁ trained on.
+
+Means over clients are those of random effects (DerSimonian and Laird 1986): client i has the weight
+1/(τ² + v_i), with v_i the variance of its gain by chance and τ² that of gains between clients. Few
+rows count less, unless clients differ by more than chance.
+
+Recommended is the model of the least expected loss, or a simpler one m whose loss is within 1 % of
+it and whose expected excess E[(L_m − L_least)₊] is at most .5 %. What it claims is *shown* if a
+one-sided test at 1 % says so: of a joint model, that it beats both alone and a constant (p is
+multiplied by the number of joint models that it was chosen from); of alone (or a constant), that
+none is better by 2 %.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -15,43 +26,38 @@ import numpy as np
 
 from scaffpd.algorithms.evidence import Strengths
 from scaffpd.errors import InputError
-from scaffpd.numbers import plural
+from scaffpd.study.verdict import (
+    ALONE,
+    AS_GOOD,
+    AVERAGE,
+    CONSTANT,
+    EQUAL,
+    JOINT,
+    LEVEL,
+    MARGIN,
+    PAYS,
+    TOO_FEW,
+    ClientRow,
+    Gain,
+    ModelRow,
+    Verdict,
+)
 from scaffpd.tasks.base import Task
 from scaffpd.training.loop import Result
 from scaffpd.training.metrics import (
-    NO,
-    NOISE,
-    SMALL,
-    YES,
     Array,
     HeldOutMoments,
+    PairedDifference,
     RelativeGain,
     SplitTables,
     Weights,
-    a_fifth,
     clearly,
-    every,
     known_mean,
     worst_fifth,
 )
 
-CONSTANT = "constant"
-ALONE = "alone"
-AVERAGE = "average"
-FAIR = "fair"
-PERSONAL = "personal"
-MODELS = (CONSTANT, ALONE, AVERAGE, FAIR, PERSONAL)
-CALLED = {
-    AVERAGE: "one average model",
-    FAIR: "one fair model",
-    PERSONAL: "personal models",
-    ALONE: "alone",
-    CONSTANT: "a constant answer",
-}
-STRICT = 1.31  # a 99 % interval in units of one of 95 %
-SIMPLEST = "the simplest that nothing clearly beats"
-# how a recommendation begins, but for joint models
-USE = {CONSTANT: "These columns do not predict the {goal}", ALONE: "Let every {word} train alone"}
+OVER = (CONSTANT, ALONE, AVERAGE)  # what gains are over
+EXCESS = 0.005  # of the loss that a simpler model is expected to cost
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,7 @@ class Joining:
             trained on, then client by client.
         strengths: of the personal models, where the evidence has set them.
         certificates: the proven gap of every model on the first split, of alone the largest.
+        minimised: the loss that models minimise.
     """
 
     names: tuple[str, ...]
@@ -88,6 +95,7 @@ class Joining:
     parameters: Mapping[str, Array] = field(default_factory=dict, repr=False)
     strengths: Strengths | None = field(default=None, repr=False)
     certificates: Mapping[str, float] = field(default_factory=dict, repr=False)
+    minimised: str = ""
 
     @classmethod
     def mean(cls, several: Sequence[Joining]) -> Joining:
@@ -109,18 +117,37 @@ class Joining:
             splits=len(several),
         )
 
-    def gain(self, model: str, over: str = ALONE, of: Weights | None = None) -> RelativeGain:
-        """Return the gain over all clients, each counting the same; `of` makes other weights from a
-        model's losses.
-        """
-        return RelativeGain.of(self.evidence.difference(*self._places(over, model), of or every))
-
     @cached_property
     def judged(self) -> list[int]:
         """The places of the clients whose held-out rows can be judged: of times to an event, two
         of them can be compared. Means and counts are of these.
         """
         return np.flatnonzero(~np.isnan(self.loss).any(0)).tolist()
+
+    @cached_property
+    def weights(self) -> Array:
+        """How much every client counts in means: 1/(τ² + v_i), summing to one."""
+        joint = [self.models.index(m) for m in JOINT if m in self.models]
+        best = min(joint, key=lambda k: float(known_mean(self.loss[k])))
+        alone = self.models.index(ALONE)
+        found = np.zeros(len(self.names))
+        found[self.judged] = pooling(
+            (self.loss[alone] - self.loss[best])[self.judged],
+            self.evidence.noise(alone, best)[self.judged],
+        )
+        return found
+
+    def pooled(self, losses: Array) -> Array:
+        """Return them, for the clients whose loss is known."""
+        found = self.weights * ~np.isnan(losses)
+        return np.asarray(found / found.sum())
+
+    def _difference(self, model: str, over: str, of: Weights | None = None) -> PairedDifference:
+        return self.evidence.difference(*self._places(over, model), of or self.pooled)
+
+    def gain(self, model: str, over: str = ALONE, of: Weights | None = None) -> RelativeGain:
+        """Return the gain in the mean over clients; `of` makes other weights of losses."""
+        return RelativeGain.of(self._difference(model, over, of))
 
     def _places(self, one: str, other: str) -> tuple[int, int]:
         return self.models.index(one), self.models.index(other)
@@ -130,139 +157,82 @@ class Joining:
         return [RelativeGain.of(one) for one in self.evidence.each(*self._places(over, model))]
 
     def pays(self, model: str, over: str = ALONE) -> list[str]:
-        """Return for every client whether its gain is clear: yes, no, or within noise."""
+        """Return for every client whether its gain is clear, corrected for their number."""
         return clearly(self.evidence.each(*self._places(over, model)))
 
-    def by_rows(self, losses: Array) -> Array:
-        """Return weights by which every held-out row counts the same: few rows of a client are a
-        rough measure, and must not hide what all others show.
-        """
-        held = np.array([held for _, held in self.rows]) * ~np.isnan(losses)
-        return np.asarray(held / held.sum())
-
-    def _over(self, model: str, over: str) -> list[RelativeGain]:
-        """Return the gain over clients, for their worst-served fifth, and over rows."""
-        return [self.gain(model, over, of) for of in (every, worst_fifth, self.by_rows)]
-
-    def better(self, model: str, than: str) -> bool:
-        """Return whether its loss is clearly lower over clients, for their worst-served fifth or
-        over rows, at 99 % since many pairs are compared, and clearly higher in none of these.
-        """
-        found = self._over(model, than)
-        lower = any(g.pays == YES and g.value > STRICT * (g.value - g.low) for g in found)
-        return lower and all(g.pays != NO for g in found)
+    @cached_property
+    def expected(self) -> dict[str, float]:
+        """The loss of every model that is expected on new rows."""
+        return {m: self.evidence.level(k, self.pooled) for k, m in enumerate(self.models)}
 
     @cached_property
     def recommendation(self) -> str:
-        """The simplest of constant, alone, average, fair and personal that no other clearly beats.
+        """The model of the least expected loss, or a simpler one that costs hardly more."""
+        loss = self.expected
+        least = min(loss, key=lambda m: loss[m])
 
-        If every model is beaten by some other, the one that the fewest beat.
-        """
-        return min(self.models, key=lambda m: sum(self.better(other, m) for other in self.models))
+        def enough(simple: str) -> bool:
+            found = self._difference(least, simple)
+            near = found.mean <= MARGIN * loss[least]
+            return near and found.excess <= EXCESS * loss[least]
 
-    @property
-    def shown(self) -> str:
-        """The joint model that is compared: the one recommended, else the best in the mean."""
-        joint = [m for m in (AVERAGE, FAIR, PERSONAL) if m in self.models]
-        if self.recommendation in joint:
-            return self.recommendation
-        return min(joint, key=lambda m: float(known_mean(self.loss[self.models.index(m)])))
+        return next(m for m in self.models if m == least or enough(m))
 
-    @property
-    def base(self) -> str:
-        """What the joint model is compared with: alone, or a constant where that is advised."""
-        return CONSTANT if self.recommendation == CONSTANT else ALONE
-
-    @property
-    def sentence(self) -> str:
-        """Give the recommendation."""
+    @cached_property
+    def chance(self) -> float:
+        """The p-value of what is to be shown of the recommended model."""
         best = self.recommendation
-        goal = self.task.goal
-        start = USE.get(best, f"Use {CALLED[best]}").format(word=self.word, goal=goal)
-        if best == ALONE and len(self.names) == 1:
-            start = "Train alone"
-        pays = {gain.pays for gain in self._over(self.shown, ALONE)[:2]}
-        if best == ALONE and NO not in pays:
-            sure = "may pay, but that is not certain" if YES in pays else "brings no clear gain"
-            start += f": joining {sure}"
-        if best == CONSTANT:
-            some = YES in self.pays(self.shown, CONSTANT)
-            if some or self.gain(self.shown, CONSTANT).high > SMALL[0]:
-                it = f"Over all {plural(self.word)} it" if some else "It"
-                start = f"{it} is not clear that these columns predict the {goal}"
-        if best == self.shown:
-            start += f": {SIMPLEST}"
-        return f"{start}."
+        joint = [m for m in JOINT if m in self.models]
+        if best in joint:  # both are to be rejected, so no correction is due for the two
+            beaten = max(self._difference(best, one).above() for one in (CONSTANT, ALONE))
+            return min(len(joint) * beaten, 1.0)
+        others = joint if best == ALONE else [m for m in self.models if m != best]
+        return max(self._difference(one, best).below(EQUAL) for one in others)
 
-    @property
-    def details(self) -> list[str]:
-        """Say it in units of the target: rows of 100, or the target's own. Then give the loss
-        against alone (or a constant), one average model and the fair one, with intervals where
-        something is clear.
-        """
-        means = {m: float(known_mean(self.score[k])) for k, m in enumerate(self.models)}
-        named = [m for m in dict.fromkeys([self.shown, AVERAGE, ALONE, CONSTANT]) if m in means]
-        measure = self.task.measure
-        scores = [f"{CALLED[m]} {measure.brief(means[m])}" for m in named]
-        compared = self._compared(self.shown, self.base)
-        found = [f"{measure.mean}: {', '.join(scores)}."]
-        who = f"; {self._who()}" if len(self.names) > 1 else ""
-        found.append(f"With {CALLED[self.shown]} the {self.task.lost} is {compared}{who}.")
-        if AVERAGE not in self.models:
-            return found
-        if self.shown != AVERAGE and self._clear(self.shown, AVERAGE):
-            found.append(f"Against one average model it is {self._compared(self.shown, AVERAGE)}.")
-        elif self.shown != AVERAGE:
-            others = [CALLED[m] for m in self.models if self.better(m, AVERAGE)]
-            but = f", but is clearly beaten by {others[0]}" if others else ""
-            found.append(f"One average model does as well, within noise{but}.")
-        return [*found, self.fairness] if self.shown != FAIR and FAIR in self.models else found
+    @cached_property
+    def verdict(self) -> Verdict:
+        """All of it in fields."""
+        best = self.recommendation
+        shown = self.chance <= LEVEL
+        return Verdict(
+            best,
+            TOO_FEW if not shown else PAYS if best in JOINT else AS_GOOD,
+            self.chance,
+            [self._over_clients(model) for model in self.models],
+            list(self._by_client()),
+            {self.names[i]: float(self.weights[i]) for i in self.judged},
+            self.minimised,
+            self.method,
+            self.splits,
+            dict(self.certificates),
+        )
 
-    @property
-    def fairness(self) -> str:
-        """Say whether the fair model serves somebody that one average model does not.
+    def _over_clients(self, model: str) -> ModelRow:
+        k = self.models.index(model)
+        w = self.weights * ~np.isnan(self.score[k])
+        score = float(w @ np.nan_to_num(self.score[k]) / w.sum()) if w.sum() else None
+        over = [m for m in OVER if m != model and m in self.models]
+        means, worst = (
+            {m: _gain(self.gain(model, m, of)) for m in over} for of in (None, worst_fifth)
+        )
+        return ModelRow(model, self.expected[model], score, means, worst)
 
-        Personal models have one objective, the mean over rows: none of eight others served new rows
-        reliably better on fifteen tables (`benchmarks/accuracy/fairness.py`).
-        """
-        pays = self._clear(FAIR, AVERAGE)
-        start = "Do not use the fair model here"
-        if self.shown == PERSONAL and YES not in pays:
-            return (
-                "One fair model helps nobody clearly over an average one; the personal models "
-                "count all rows alike, and no fair ones were fitted."
-            )
-        if not pays:
-            return f"{start}: it helps nobody clearly."
-        if YES in pays:
-            helps = "The fair model helps"
-            start = f"{helps} some and costs others" if NO in pays else helps
-        compared = self._compared(FAIR, AVERAGE)
-        return f"{start}: against one average model its {self.task.lost} is {compared}."
-
-    def _clear(self, model: str, over: str) -> set[str]:
-        """Return the outcomes that are clear of noise, over clients and for the worst-served."""
-        return {gain.pays for gain in self._over(model, over)} - {NOISE}
-
-    def _compared(self, model: str, over: str) -> str:
-        """Say how the losses compare in the mean and for the worst-served fifth."""
-        mean, worst, rows = self._over(model, over)
-        fifth = self.word if a_fifth(len(self.judged)) == 1 else "fifth"
-        than = mean.than("" if over == AVERAGE else CALLED[over])
-        if len(self.names) == 1:
-            return f"{than} ({mean.range})"
-        said = f"{than} ({mean.range}), for the worst-served {fifth} {worst.than()} ({worst.range})"
-        if rows.pays != NOISE and mean.pays == NOISE:
-            said += f", over all rows {rows.than()} ({rows.range})"
-        return said
-
-    def _who(self) -> str:
-        """Say who gains, such as "4 of 12 clients clearly gain, none clearly loses"."""
-        found = self.pays(self.shown, self.base)
-        gain, lose = found.count(YES), found.count(NO)
-        who = f"of {len(self.judged)} {plural(self.word)}"
-        gaining = f"{gain or 'none'} {who} clearly gain{'' if gain > 1 else 's'}"
-        return f"{gaining}, {lose or 'none'} clearly lose{'' if lose > 1 else 's'}"
+    def _by_client(self) -> Iterator[ClientRow]:
+        over = {m: [o for o in OVER if o != m and o in self.models] for m in self.models}
+        pairs = [(model, one) for model, others in over.items() for one in others]
+        gains = {pair: self.gains(*pair) for pair in pairs}
+        pays = {pair: self.pays(*pair) for pair in pairs}
+        for i in self.judged:
+            for k, (m, others) in enumerate(over.items()):
+                yield ClientRow(
+                    self.names[i],
+                    m,
+                    *self.rows[i],
+                    float(self.loss[k, i]),
+                    None if np.isnan(self.score[k, i]) else float(self.score[k, i]),
+                    {one: _gain(gains[m, one][i]) for one in others},
+                    {one: pays[m, one][i] for one in others},
+                )
 
     @property
     def method(self) -> str:
@@ -273,10 +243,28 @@ class Joining:
             block = getattr(self.evidence, "block", 1)
             over = "held-out rows, paired"
             over = over if block == 1 else f"blocks of {block} {over}"
+        low, high = (100 * f(self.weights[self.judged]) for f in (np.min, np.max))
+        share = "alike" if high < 1.05 * low else f"{low:.2g} to {high:.2g} % each"
         return (
             f"Student's t over {over}, at 95 %; clients are marked such that at most 5 % of the "
-            "marks are by chance; half of the rows name the worst-served, the other half judge them"
+            f"marks are by chance; means count clients {share}, by how sure their losses are; half "
+            "of the rows name the worst-served, the other half judge them"
         )
 
     def __str__(self) -> str:
-        return " ".join([self.sentence, *self.details])
+        return " ".join(self.verdict.sentences(self.task, self.word))
+
+
+def pooling(gains: Array, noise: Array) -> Array:
+    """Return weights 1/(τ² + v_i) of clients; all alike where nothing is known of the noise v_i."""
+    if len(gains) < 2 or not (np.isfinite(noise).all() and noise.min() > 0):
+        return np.full(len(gains), 1 / max(len(gains), 1))
+    w = 1 / noise
+    spread = w @ (gains - w @ gains / w.sum()) ** 2 - (len(gains) - 1)
+    w = 1 / (noise + max(0.0, spread / (w.sum() - w @ w / w.sum())))
+    return np.asarray(w / w.sum())
+
+
+def _gain(found: RelativeGain) -> Gain:
+    ends = (float(end) if math.isfinite(end) else None for end in found[1:])
+    return Gain(found.value, *ends)

@@ -30,7 +30,8 @@ from scaffpd.models.periods import at_risk
 from scaffpd.models.personal import base_of
 from scaffpd.objectives import Average, ChiSquare, Objective
 from scaffpd.study.alone import fit_alone
-from scaffpd.study.gains import ALONE, AVERAGE, CONSTANT, FAIR, PERSONAL, Joining
+from scaffpd.study.gains import Joining
+from scaffpd.study.verdict import ALONE, AVERAGE, CONSTANT, FAIR, PERSONAL
 from scaffpd.tasks import solving
 from scaffpd.tasks.base import Task
 from scaffpd.training.cohort import Cohort, Pair, in_order
@@ -191,6 +192,7 @@ class JoiningSplit:
             certificates={ALONE: float(gaps.max())}
             | {name: float(result.certificate) for name, result in results.items()},
             strengths=None if PERSONAL in known else self._own.strengths,
+            minimised=self.model.loss,
         )
 
     def scored(

@@ -240,6 +240,13 @@ class LocalChannel:
             test = test._replace(oracle=model.rebound(test.oracle, train.oracle))
         return LocalChannel(self.names, self.about, train, test, model)
 
+    def only(self, clients: Sequence[int]) -> LocalChannel:
+        """Return some of the clients, to be trained by themselves."""
+        chosen = list(clients)
+        part = self.train.oracle.only(chosen), self.train.counts[chosen]
+        train = self.train._replace(oracle=part[0], counts=part[1])
+        return LocalChannel([self.names[i] for i in chosen], self.about, train, None, self.model)
+
     def own(self, x: Tensor) -> Tensor | None:
         """Return every client's own model u_i(x), (N, d); `None` if the model is not `Personal`."""
         own = getattr(self.train.oracle, "own", None)

@@ -16,13 +16,12 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import stdtr, stdtrit
+from scipy.special import ndtr, stdtr, stdtrit
 
 from scaffpd.federation import ClientScores, Vector
 from scaffpd.models.numerics import CONFIDENCE, student
 from scaffpd.tasks.base import NEGLIGIBLE
 
-SMALL = 0.1, 0.5  # a difference that hardly matters; one about which an interval says nothing
 YES = "yes"
 NO = "no"
 NOISE = "within noise"
@@ -144,10 +143,34 @@ class PairedDifference(NamedTuple):
         Not by the interval of the ratio: far out, where several are compared, the test of skewed
         ratios is wrong too often (at n = 30, 1.0 % of draws are below 0.25 %).
         """
+        return min(2 * self.above(-1 if self.mean < 0 else 1), 1.0)
+
+    @property
+    def error(self) -> float:
+        """The standard error of the mean."""
+        return self.half / student(self.freedom) if self.half < math.inf else math.inf
+
+    def above(self, sign: int = 1) -> float:
+        """Return the one-sided p-value of sign·mean > 0; 1 where nothing is known."""
         if not 0 < self.half < math.inf:
             return 1.0
-        t = abs(self.mean) / self.half * student(self.freedom)
-        return 2 * float(stdtr(self.freedom, -t))
+        return float(stdtr(self.freedom, -sign * self.mean / self.error))
+
+    def below(self, share: float) -> float:
+        """Return the one-sided p-value of mean < share·base."""
+        rest = share * self.base - self.mean
+        if self.half == 0:
+            return 0.0 if rest > 0 else 1.0
+        return float(stdtr(self.freedom, -rest / self.error)) if self.half < math.inf else 1.0
+
+    @property
+    def excess(self) -> float:
+        """E[(mean + error·z)₊], z ~ N(0, 1): what is lost, where gains are none."""
+        if not 0 < self.error < math.inf:
+            return self.error or max(self.mean, 0.0)
+        z = self.mean / self.error
+        density = math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+        return self.error * density + self.mean * float(ndtr(z))
 
 
 def clearly(found: Sequence[PairedDifference]) -> list[str]:
@@ -195,35 +218,6 @@ class RelativeGain(NamedTuple):
         if not (self.low > 0 or self.high < 0) or abs(self.value) < NEGLIGIBLE:
             return NOISE
         return YES if self.value > 0 else NO
-
-    def than(self, other: str = "") -> str:
-        """Say it, as in "12 % lower than alone", or that nothing is clear; or without the other."""
-        said = _sided(self.value), "than"
-        if self.pays == NOISE:
-            # the interval shows that a difference, if there is one, is small
-            narrow = max(-self.low, self.high) <= SMALL[0]
-            said = ("about the same", "as") if narrow else ("not clearly different", "from")
-        return " ".join([*said, other]) if other else said[0]
-
-    @property
-    def range(self) -> str:
-        """The 95 % interval, such as "8 to 15 %"; within noise, with its sides."""
-        if not math.isfinite(self.high - self.low):
-            return "too few rows for an interval"
-        if self.pays == NOISE:
-            if max(-self.low, self.high) > SMALL[1]:
-                return "too few rows"
-            return f"{_sided(self.low)} to {_sided(self.high)}"
-        low, high = sorted((self.low, self.high), key=abs)
-        return f"{_percent(low)} to {_percent(high)} %"
-
-
-def _sided(share: float) -> str:
-    return f"{_percent(share)} % {'lower' if share > 0 else 'higher'}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * abs(share):.{0 if abs(share) >= 0.0995 else 1}f}"
 
 
 @dataclass(frozen=True)
@@ -307,6 +301,17 @@ class HeldOutMoments:
 
         return _differences(self.means[a], self.means[b], half)
 
+    def noise(self, a: int, b: int) -> Array:
+        """Return the variance by chance of every client's mean difference, with one variance of
+        blocks for all: few of them are a rough measure of their own.
+        """
+        C = self.covariances
+        spread = C[:, a, a] + C[:, b, b] - 2 * C[:, a, b]
+        known = self.blocks > 1
+        freedom = (self.blocks - 1)[known]
+        variance = freedom @ spread[known] / freedom.sum() if known.any() else math.nan
+        return np.asarray(variance / self.blocks)
+
     def _half(self, a: int, b: int, w: Array, v: Array) -> tuple[float, float]:
         """Return half of the interval of Σ_h Σ_i w_ih ℓ_a − v_ih ℓ_b, and its degrees of freedom.
 
@@ -344,6 +349,11 @@ class SplitTables:
 
     def level(self, k: int, of: Weights) -> float:
         return float(np.mean([one.level(k, of) for one in self.splits]))
+
+    def noise(self, a: int, b: int) -> Array:
+        """Splits together see a client's rows once or more, which are as many as there are."""
+        share = max(1 / len(self.splits), self.overlap / (1 + self.overlap))
+        return share * known_mean([one.noise(a, b) for one in self.splits])
 
     def difference(self, a: int, b: int, of: Weights) -> PairedDifference:
         levels = (np.array([[one.level(k, of)] for one in self.splits]) for k in (a, b))

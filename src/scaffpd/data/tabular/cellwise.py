@@ -172,7 +172,8 @@ def _sheet(path: Path) -> Iterator[Sequence[object]]:
     from openpyxl import load_workbook
 
     try:
-        sheet = load_workbook(path, read_only=True, data_only=True).worksheets[0]
+        data = io.BytesIO(path.read_bytes())  # openpyxl leaves a file open
+        sheet = load_workbook(data, read_only=True, data_only=True).worksheets[0]
     except (KeyError, ValueError, IndexError):
         raise InputError("empty-sheet", f"{path.name!r} has no sheet.") from None
     width = 0

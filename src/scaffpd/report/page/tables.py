@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from scaffpd.numbers import NOTHING, brief, capital, percent, plain, plural, whole
-from scaffpd.report.record import ClientScore, JoiningRecord, JoiningRow, ModelRecord, RunRecord
-from scaffpd.study.gains import CALLED
+from scaffpd.report.record import ClientScore, ModelRecord, RunRecord
+from scaffpd.study.verdict import CALLED, TIMES, ClientRow, Gain, Verdict
 from scaffpd.tasks.base import EVERYONE, ScoreColumn, ScoreRow
 from scaffpd.training.metrics import NO, NOISE, YES
 
@@ -90,7 +90,7 @@ class ScoreTable(NamedTuple):
     rows: Sequence[tuple[tuple[str, ...], list[Cell]]]
 
 
-def served(run: RunRecord, row: JoiningRow) -> float:
+def served(run: RunRecord, row: ClientRow) -> float:
     return run.task.served(row.test_loss, row.test_score)
 
 
@@ -98,14 +98,14 @@ def gained(run: RunRecord, client: str) -> float:
     return run.task.gained(run.joining.gain(client)) if run.joining else 0.0
 
 
-def marked(run: RunRecord, found: JoiningRecord, client: str) -> tuple[str, str]:
+def marked(run: RunRecord, found: Verdict, client: str) -> tuple[str, str]:
     """Return the tone of a client's gain, and the gain in percent, with * where it is clear."""
     tone = TONES[found.pays(client)]
-    moved = percent(gained(run, client), signed=True)
+    moved = signed(gained(run, client))
     return tone, moved if tone == "quiet" else f"{moved}*"
 
 
-def joining_table(run: RunRecord, found: JoiningRecord) -> ScoreTable:
+def joining_table(run: RunRecord, found: Verdict) -> ScoreTable:
     """Make a row for every client: how every model serves it, and what joining changes."""
     measure, _ = run.task.serving
     few = {score.client for score in run.main.clients if uncertain(run, score)}
@@ -117,10 +117,26 @@ def joining_table(run: RunRecord, found: JoiningRecord) -> ScoreTable:
         texts = [f"{value:.1f}" if "%" in measure else plain(value) for value in values]
         cells = [Cell(value, text) for value, text in zip(values, texts, strict=True)]
         cells.append(Cell(gained(run, client), moved, tone))
+        cells.append(_interval(run, own[found.shown].gains.get(found.base)))
         rows.append(((f"{client} †" if client in few else client,), cells))
     lower = f"how much lower the {run.task.lower} is with {CALLED[found.shown]} (* clear of noise)"
     heading = f"{capital(measure)}, on held-out rows; gain: {lower}"
-    return ScoreTable(heading, (run.word,), [*found.models, f"gain over {found.base}"], rows)
+    return ScoreTable(
+        heading, (run.word,), [*found.models, f"gain over {found.base}", "95 % interval"], rows
+    )
+
+
+def _interval(run: RunRecord, gain: Gain | None) -> Cell:
+    """Write the 95 % interval of a gain, in the unit that it is shown in."""
+    if gain is None or gain.low is None or gain.high is None:
+        return Cell(None, NOTHING)
+    low, high = (run.task.gained(end) for end in (gain.low, gain.high))
+    return Cell(low, f"{signed(low)} to {signed(high)}")
+
+
+def signed(share: float) -> str:
+    """Write a gain in percent with its sign; a loss that is many times as high as such."""
+    return percent(share, signed=True) if share >= -TIMES else f"×{plain(1 - share)}"
 
 
 def effect_table(run: RunRecord) -> ScoreTable | None:
@@ -161,6 +177,7 @@ def _score(run: RunRecord, name: str, row: ScoreRow) -> Cell:
 def shown_scores(run: RunRecord) -> list[str]:
     """Return the models whose scores are shown: average, fair and personal, and those compared."""
     wanted = {"average", "fair", "personal", run.main.name, *(m.name for m in run.models if m.role)}
+    wanted |= {run.joining.recommendation} if run.joining else set()
     return [name for name in run.scored_models if name in wanted]
 
 

@@ -8,17 +8,16 @@ from scaffpd.numbers import brief, capital, plain, several, small
 from scaffpd.objectives import OBJECTIVES
 from scaffpd.report.page.tables import FEW, uncertain
 from scaffpd.report.record import PrivacyRecord, RunRecord
-from scaffpd.study.gains import ALONE, CONSTANT
+from scaffpd.study.verdict import ALONE, CONSTANT, some
 from scaffpd.training.metrics import NO, NOISE, YES
 
 QUESTIONS = {
     "do": "What to do?",
-    "who": "Who gains?",
-    "cost": "Who loses?",
+    "who": "Who gains or loses?",
     "much": "How much, how sure?",
+    "fair": "What of fairness?",
     "sure": "What is proven?",
 }
-NAMED = 3  # clients that a sentence names
 MEANINGS = {kind.parameter: kind.meaning for kind in OBJECTIVES.values() if kind.meaning}
 SEEDED = (
     "Noise was drawn from a seed, to be repeated: whoever knows the seed can take it off, "
@@ -38,8 +37,12 @@ SENT = (
 
 def verdict(run: RunRecord) -> list[str]:
     """State the result: the recommendation first, then what it rests on."""
+    return [*_stated(run), *(run.newcomers.sentences(run.word) if run.newcomers else ())]
+
+
+def _stated(run: RunRecord) -> list[str]:
     if run.joining is not None:
-        return [run.joining.sentence, *run.joining.details]
+        return run.joining.sentences(run.task, run.word)
     main = run.pair[1] if run.pair else run.main
     one = main.overall
     if one is None:
@@ -72,18 +75,21 @@ def answers(run: RunRecord) -> dict[str, str]:
     do = f"Use “{brief(run.path.knee)}”, which is suggested." if run.path else ""
     found = {"do": do, "much": _much(run), "sure": sure(run)}
     if any(paying.values()):
+        clear = {"Clear gains": YES, "Clear losses": NO}
+        said = [f"{name}: {_some(paying[one]) or 'nobody'}." for name, one in clear.items()]
         quiet = len(paying[NOISE])
-        rest = f"; for the other {quiet} it is within noise" if quiet else ""
-        found["who"] = f"{_some(paying[YES])}, clearly{rest}." if paying[YES] else "Nobody clearly."
-        found["cost"] = f"{_some(paying[NO])}, clearly." if paying[NO] else "Nobody clearly."
+        found["who"] = " ".join(
+            said + [f"Within noise: {quiet} of {len(run.clients)}."] * bool(quiet)
+        )
+    if run.joining and run.joining.fair:
+        found["fair"] = run.joining.fairness(run.task, run.word)
     return {question: found[name] for name, question in QUESTIONS.items() if found.get(name)}
 
 
 def _much(run: RunRecord) -> str:
     """Give the change of the mean and of the worst-served fifth."""
     if run.joining:
-        said = run.joining.details[1:2]
-        return f"{said[0]} In brackets are 95 % intervals, from held-out rows." if said else ""
+        return f"{run.joining.much(run.task, run.word)}."
     if run.pair is None:
         return ""
     ends = [one.overall for one in run.pair]
@@ -95,9 +101,7 @@ def _much(run: RunRecord) -> str:
 
 
 def _some(names: Sequence[str]) -> str:
-    shown = [brief(name) for name in names[: NAMED if len(names) > NAMED + 1 else NAMED + 1]]
-    shown += [f"{len(names) - len(shown)} more"] if len(names) > len(shown) else []
-    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+    return some([brief(name) for name in names])
 
 
 def sure(run: RunRecord) -> str:

@@ -1,0 +1,130 @@
+r"""Is what `newcomers` says of sites that join later true of them? Simulated clients, exchangeable.
+
+Three kinds of 16 clients × 40 rows, 4 columns, numbers with noise of variance one. The truth: the
+objective that all clients choose, trained on all of them, on 30 groups of 16 new clients.
+
+alike    one model for all
+slopes   every client has slopes of its own
+groups   three in ten, by chance, have slopes of their own, the same for all three
+
+claimed  the gain of the worst fifth over the average model, with the choice inside the folds
+unnested the same, with the best of all objectives by the losses that judge it
+true     the gain on new clients
+fair     tables in which a fair objective is recommended
+wrong    those of them in which the gain on new clients is none
+
+    OMP_NUM_THREADS=1 python benchmarks/newcomers.py [--tables 12]
+
+and what it says of real tables, schools from SCAFFPD_DATA:
+
+    OMP_NUM_THREADS=1 SCAFFPD_DATA=... python benchmarks/newcomers.py --real
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+import scaffpd as sp
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+from experiments.datasets import school
+
+Array = NDArray[np.float64]
+KINDS = ("alike", "slopes", "groups")
+CLIENTS = 16
+ROWS = 40
+COLUMNS = 4
+GROUPS = 30
+MODEL = sp.Linear("squared", "auto", True)
+
+
+def drawn(rng: np.random.Generator, kind: str, x: Array, clients: int) -> list[tuple[Array, Array]]:
+    """Draw clients; x has the slopes of most, and those of the others."""
+    found = []
+    for _ in range(clients):
+        u = x[int(kind == "groups" and rng.random() < 0.3)]
+        u = u + 0.7 * (kind == "slopes") * rng.normal(size=COLUMNS)
+        X = rng.normal(size=(ROWS, COLUMNS))
+        found.append((X, X @ u + rng.normal(size=ROWS)))
+    return found
+
+
+def worst_fifth(losses: Array) -> float:
+    """Return the mean over groups of the mean of the largest fifth."""
+    return float(np.sort(losses, axis=1)[:, -math.ceil(CLIENTS / 5) :].mean())
+
+
+def table(kind: str, seed: int) -> tuple[float, float, float, bool]:
+    """Return what is claimed, unnested and true, and whether a fair objective is recommended."""
+    rng = np.random.default_rng([KINDS.index(kind), seed])
+    x = rng.normal(size=(2, COLUMNS))
+    cohort = sp.Cohort(drawn(rng, kind, x, CLIENTS), MODEL)
+    goals = {"average": sp.Average(), "ρ = 1": sp.ChiSquare(1.0), "ρ = 0.1": sp.ChiSquare(0.1)}
+    goals |= {"α = 0.5": sp.CVaR(0.5), "worst case": sp.Agnostic()}
+    found = sp.newcomers(cohort, goals, seed=seed)
+    models = [
+        sp.train(sp.fair(goals[name]), cohort, tol=1e-4, progress=False).x
+        for name in ("average", found.best)
+    ]
+    new = drawn(rng, kind, x, CLIENTS * GROUPS)
+    levels = [
+        worst_fifth(
+            np.array([((X @ w[:-1] + w[-1] - y) ** 2).mean() for X, y in new]).reshape(GROUPS, -1)
+        )
+        for w in models
+    ]
+    worst = np.array([worst_fifth(np.array([own])) for own in (one.losses for one in found.points)])
+    true = 1 - levels[1] / levels[0]
+    return found.gain.value, 1 - worst.min() / worst[0], true, found.recommendation != "average"
+
+
+def main() -> None:
+    """Print a line per kind."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--tables", type=int, default=12)
+    parser.add_argument("--real", action="store_true")
+    asked = parser.parse_args()
+    if asked.real:
+        real()
+        return
+    tables = asked.tables
+    print(f"{tables} tables of each kind, gains in %\n")
+    print("| kind | claimed | unnested | true | fair | wrong |\n|---|---:|---:|---:|---:|---:|")
+    every = []
+    for kind in KINDS:
+        rows = [table(kind, seed) for seed in range(tables)]
+        every += rows
+        print(line(kind, rows), flush=True)
+    print(line("all", every))
+
+
+def real() -> None:
+    """Print what is said of schools, stations and hospitals."""
+    tables = (
+        ("school", school(seed=0), "squared"),
+        ("station", sp.data.beijing_air(), "squared"),
+        ("hospital", sp.data.heart_disease(), "logistic"),
+    )
+    for word, silos, loss in tables:
+        found = sp.newcomers(sp.Cohort(silos.train, sp.Linear(loss, "auto", True)))
+        print(*found.sentences(word), flush=True)
+        for one in found.points:
+            print(f"    {one.name}: mean {one.mean:.4f}, worst fifth {one.worst_20:.4f}")
+
+
+def line(kind: str, rows: list[tuple[float, float, float, bool]]) -> str:
+    """Return a line of the table."""
+    claimed, unnested, true, fair = (np.array(column) for column in zip(*rows, strict=True))
+    gains = " | ".join(f"{100 * own.mean():+.1f}" for own in (claimed, unnested, true))
+    return f"| {kind} | {gains} | {fair.sum()} | {(fair & (true <= 0)).sum()} |"
+
+
+if __name__ == "__main__":
+    main()
