@@ -95,8 +95,12 @@ class OwnSums(Question):
     def answer(self, clients: ClientSide) -> Reply:
         """Weigh gradients and Hessians; all clients' Hessians at once only where each is sent."""
         point = clients.point(self.at)
-        loss_error, gradient_error = (part.double().cpu().numpy() for part in point.rounding())
         losses = within_reach(point.losses)
+        far = bool(losses.max() >= OUT_OF_REACH)
+        errors = np.zeros((2, len(losses)))
+        if not far:
+            errors = np.stack([part.double().cpu().numpy() for part in point.rounding()])
+        loss_error, gradient_error = errors
         p = self.first.prior.numpy()
         weights, numbers = self._numbers(losses, loss_error, p)
         numbers[:, 4] = weights * gradient_error
@@ -104,10 +108,10 @@ class OwnSums(Question):
         whole = torch.eye(len(self.at.x)).to(self.at.x)
         upper = torch.triu_indices(*whole.shape)
         shape = (NUMBERS + len(whole) + upper.shape[1],)
-        if losses.max() >= OUT_OF_REACH:
-            far = np.zeros((len(losses), *shape))
-            far[:, 0], far[:, [1, 5]] = numbers[:, 0], OUT_OF_REACH
-            return Reply({}, {"sums": _summed(torch.from_numpy(far))})
+        if far:
+            nothing = np.zeros((len(losses), *shape))
+            nothing[:, 0], nothing[:, [1, 5]] = numbers[:, 0], OUT_OF_REACH
+            return Reply({}, {"sums": _summed(torch.from_numpy(nothing))})
         table = torch.from_numpy(numbers)
 
         def total(ones: Tensor) -> Tensor:
