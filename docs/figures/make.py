@@ -7,6 +7,8 @@ losses, and the losses of four real hospitals (UCI heart disease) at its optimum
 report.png, the README's picture, is the page of `scaffpd demo`: chromium --headless
 --hide-scrollbars --virtual-time-budget=5000 --window-size=1100,1180
 --screenshot=docs/figures/report.png scaffpd-demo/report.html
+tutorial.png is, with --window-size=1000,1000, the page runs/stations/report.html that
+docs/tutorial.md makes.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from cases.refusals import refuses
 from scaffpd.federation import LocalPlan
 from scaffpd.models.losses import LOSSES, SHORT, Poisson, Squared, loss_named
 
-NAMES = list(LOSSES)
+NAMES = [name for name in LOSSES if name != "ordinal"]  # whose rows are terms (test_ordinal.py)
 
 
 def encoded(loss, labels, classes=None):
@@ -112,7 +112,9 @@ def test_curvature_bounds_the_second_derivative(name, z, label):
     label = 40 * label if name == "poisson" else label
     labels = np.array([[label] * 3]) if name == "squared" else np.array([label])
     y, _ = encoded(loss, labels, 3 if name == "softmax" else None)
-    point = torch.tensor([z[:k]], dtype=torch.float64)
+    # autograd multiplies zero by infinity where e^z has swallowed one
+    highest = 30.0 if name == "poisson" else 50.0
+    point = torch.tensor([z[:k]], dtype=torch.float64).clamp(max=highest)
     columns = torch.autograd.functional.jacobian(
         lambda v: loss.value(v, y).sum(), point, create_graph=False
     )

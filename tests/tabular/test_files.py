@@ -66,6 +66,12 @@ SAID = {  # content, features that are left, what is said
     "six digits": (with_column(lambda k: 100_000 + 7919 * k, rows=WIDE), ("x",), NAMES),
     "called so": (with_column(lambda k: 7 * k, "patient_id", WIDE), ("x",), NAMES),
     "consecutive": (with_column(lambda k: k + 1000, rows=WIDE), ("x",), NAMES),
+    "an index": (
+        with_column(lambda k: k // 2, "age_at_index", 2 * WIDE),
+        ("x", "age_at_index"),
+        "",
+    ),
+    "paid": (with_column(lambda k: k // 2, "paid", 2 * WIDE), ("x", "paid"), ""),
     "subjects": (with_column(lambda k: k // 2, "ID", 2 * WIDE), ("x",), "--split-by ID keeps"),
     "unique texts": (with_column(lambda k: f"n{k}"), ("x",), "24 different texts in 24 rows"),
     "constant": (with_column(lambda k: "u"), ("x",), "the same value everywhere"),

@@ -35,6 +35,7 @@ from scaffpd.federation.modes import ModesAt, ModeSpread
 from scaffpd.numbers import aligned
 
 INTERCEPT = "intercept"
+CUTS = "cut points"  # the group of their distances, which nothing shrinks
 TOLERANCE = 0.02
 # start of τ and ω, and the prior of flat groups: in units that explain about all
 START = 0.1, 1.0
@@ -178,6 +179,9 @@ class Evidence:
         features = len(self.groups)
         flat = Prior(np.zeros(features), np.full(features, np.inf), 1.0)
         x = self.zero()
+        cuts = np.repeat(np.array(self.groups) == CUTS, self.coupled)
+        x[torch.from_numpy(cuts).to(x.device)] = 1.0  # at 0 their losses are steep
+        begin = x.clone()
         k = self.coupled
         # from x = 0 one Newton step of the intercept finds the mean; of counts, where one finds its
         # logarithm, a few do where variances are not means
@@ -196,7 +200,7 @@ class Evidence:
             centred = h - (each[:, -1].square() / each[-1, -1]).mT
             h = torch.where(centred > 1e-10 * h, centred, h)
         self.n = n
-        self.origin = x if counts else self.zero()  # where modes are looked for
+        self.origin = x if counts else begin  # where modes are looked for
         # a constant target has no unit of its own
         self.noise = total / (n * self.copies) if self.squared and total > 0 else 1.0
         curvature = h.mean(0).cpu().numpy() / (2 * self.noise if self.squared else 1.0)

@@ -73,7 +73,7 @@ class PublicFacts:
         """The regulariser, which is outside of personal models."""
         base = base_of(self.model)
         assert isinstance(base, Linear)
-        return base.ridge(self.width, base.classes or 1, torch.device("cpu"))
+        return base.ridge(self.width, base.outputs_each, torch.device("cpu"))
 
     def constants(self) -> Constants:
         """Return μ = min l2 for all; what only rows tell is not there."""

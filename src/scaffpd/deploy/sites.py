@@ -109,7 +109,7 @@ class SiloSites:
         rate = terms.training.rate
         facts = PublicFacts(rows, smoothness=np.nan if rate is None else 1 / rate)
         if isinstance(model, Linear | Personal):
-            features = width(encoding.schema) + base_of(model).intercept
+            features = width(encoding.schema) + len(base_of(model).beyond)
             facts = replace(facts, model=model, width=features)
         noise = self.agreement.values["noise"]
         if not noise:

@@ -16,8 +16,9 @@ from scaffpd.federation import Vector
 from scaffpd.models.arrays import Array, check_range
 from scaffpd.models.cox import COX, HAZARD, TIMES, CoxOracle, survival_targets
 from scaffpd.models.glm import LinearOracle
-from scaffpd.models.losses import BUILT_IN, Loss, Poisson, Squared, check_loss, loss_named
+from scaffpd.models.losses import BUILT_IN, Loss, Poisson, Softmax, Squared, check_loss, loss_named
 from scaffpd.models.oracle import ClientData, Oracle
+from scaffpd.models.ordinal import ORDINAL, TERMS, chances, residuals, terms
 from scaffpd.models.periods import at_risk, person_periods
 from scaffpd.models.point import Ridge
 from scaffpd.models.quadratic import QuadraticOracle
@@ -48,7 +49,8 @@ class Linear:
             deviance above the client's own optimum), or of times
             to an event, with the columns time and event, and entry and weight if there are such:
             "cox", or "hazard", a logistic hazard in each of the `periods`, which is a sum over
-            rows.
+            rows; or "ordinal", proportional odds of the ordered `classes` 0, 1, …, with the
+            distances of cut points behind the features' coefficients (`ordinal.py`).
         l2: the regulariser (l2/2)‖x‖² on *all* of x, the intercept included; the certificate rests
             on it. Or ½ Σ_k l2_k x_k²: one number for each feature, and a last one for the
             intercept, or one for each level of `periods`; the same for all outputs. "auto": by
@@ -130,6 +132,12 @@ class Linear:
                 "dispersion-out-of-range",
                 f"Linear needs a finite dispersion >= 0, got {self.dispersion!r}.",
             )
+        if self.ordered and not (self.classes and self.intercept is True):
+            raise InputError(
+                "ordinal-without-classes",
+                'Linear("ordinal") needs the number of categories, classes=, three at least, and '
+                "intercept=True; two labels are classification.",
+            )
         if self.classes is None:
             return
         if count("Linear", "classes", self.classes) < 2:
@@ -145,6 +153,16 @@ class Linear:
     def timed(self) -> bool:
         """Whether targets are times to an event."""
         return self.loss in TIMES
+
+    @property
+    def ordered(self) -> bool:
+        """Whether targets are categories in an order."""
+        return self.loss == ORDINAL
+
+    @property
+    def outputs_each(self) -> int:
+        """Parameters of a feature; 1 where targets say how many."""
+        return 1 if self.ordered else self.classes or 1
 
     @property
     def called(self) -> str:
@@ -168,7 +186,12 @@ class Linear:
     @property
     def beyond(self) -> tuple[str, ...]:
         """Names of the coefficients behind those of the features."""
-        return (*("intercept",) * self.intercept, *(f"until {end:g}" for end in self.periods))
+        cuts = range(1, (self.classes or 2) - 1) if self.ordered else ()
+        return (
+            *(f"cut {k} to {k + 1}" for k in cuts),
+            *("intercept",) * self.intercept,
+            *(f"until {end:g}" for end in self.periods),
+        )
 
     def by_periods(self, data: ClientData, whole: bool = False) -> tuple[Linear, ClientData]:
         """Return a logistic model and its data: a row for every person and period at risk.
@@ -198,6 +221,8 @@ class Linear:
         if self.periods and data.features[0].ndim == 2:
             model, data = self.by_periods(data)
             return model.oracle(data, like)
+        if self.ordered and data.features[0].ndim == 2:
+            data = self._by_terms(data)
         features = data.features
         names = data.names
         device = data.device
@@ -226,9 +251,9 @@ class Linear:
         check_range(names, sizes, y.to(dtype), "target")
         if type(loss_named(self.loss)) not in BUILT_IN:
             check_loss(loss, y, targets.outputs)
-        A = stack(features, self.intercept, device, dtype)
+        A = stack(features, self.intercept and not self.ordered, device, dtype)
         check_range(names, sizes, A, "feature")
-        self._check_groups(features[0].shape[1])
+        self._check_groups(features[0].shape[1] - len(self.beyond) * self.ordered)
         layout = Ragged(sizes, device, dtype)
         rows = StackedSamples(A, y, layout, 1 / layout.sizes[layout.owner].to(dtype))
         # A subclass of Squared may be any function: only this one has a closed form.
@@ -237,6 +262,20 @@ class Linear:
         oracle = kind(rows, loss, ridge, targets.outputs, names)
         oracle.held = like is not None
         return oracle
+
+    def _by_terms(self, data: ClientData) -> ClientData:
+        """Return rows of the terms that a person's loss is a sum of."""
+        classes = self.classes or 0
+        labels = [y[:, 0] if self.weighted and y.ndim == 2 else y for y in data.labels]
+        known = Softmax().encode(labels, data.names, classes).arrays
+        rows: list[Array] = []
+        kinds: list[Array] = []
+        for X, y, given in zip(data.features, known, data.labels, strict=True):
+            own, kind = terms(np.asarray(X, dtype=np.float64), y[:, 0], classes)
+            rows.append(own)
+            w = np.repeat(given[:, -1:], TERMS) if self.weighted else None
+            kinds.append(kind if w is None else np.column_stack([kind, w]))
+        return replace(data, features=rows, labels=kinds, columns=None)
 
     def _check_groups(self, width: int) -> None:
         if self.groups is not None and len(self.groups) != width:
@@ -325,7 +364,7 @@ class Linear:
                 f"x has shape {flat.shape}, which does not fit {features} features.",
             )
         table = flat.reshape(rows, -1)
-        return Coefficients(table[:features], table[features] if self.intercept else None)
+        return Coefficients(table[:features], table[-1] if self.intercept else None)
 
     def predict(
         self, x: NDArray[np.float64] | Tensor, rows: NDArray[np.float64]
@@ -341,7 +380,7 @@ class Linear:
         """Return the loss of every row with outputs z, and whether its label is right; `None` for
         numbers. Of counts with exposures y are rates, beside these.
         """
-        loss = self._loss()
+        loss = Softmax() if self.ordered else self._loss()
         loss = loss.inner if isinstance(loss, Weighted) else loss
         outputs = torch.from_numpy(np.ascontiguousarray(z))
         target = torch.from_numpy(np.asarray(loss.encode([y], ["rows"], self.classes).arrays[0]))
@@ -351,7 +390,9 @@ class Linear:
     def outputs(
         self, x: NDArray[np.float64] | Tensor, rows: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Return ⟨a_j, x⟩ of every row, (rows × outputs)."""
+        """Return ⟨a_j, x⟩ of every row, (rows × outputs); log P(y = k) of ordered categories."""
+        if self.ordered:
+            return chances(*self._brackets(x, rows))
         weights, intercept = self.reshape(x, rows.shape[1])
         z: NDArray[np.float64] = rows @ weights + (0.0 if intercept is None else intercept)
         return z
@@ -360,10 +401,20 @@ class Linear:
         self, x: NDArray[np.float64] | Tensor, rows: NDArray[np.float64], y: Array
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return ∂ℓ/∂z and ∂²ℓ/∂z² at z = ⟨a_j, x⟩ of every row, each (rows × outputs)."""
+        if self.ordered:
+            return residuals(*self._brackets(x, rows), self.parts(y)[0])
         loss = self._loss()
         targets = torch.as_tensor(loss.encode([y], ["rows"], self.classes).arrays[0])
         z = torch.as_tensor(self.outputs(x, rows))
         return loss.residual(z, targets).numpy(), loss.bends(z, targets).numpy()
+
+    def _brackets(
+        self, x: NDArray[np.float64] | Tensor, rows: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return ⟨a_j, x⟩ + b of every row, and the distances of cut points."""
+        weights, b = self.reshape(x, rows.shape[1])
+        flat = np.asarray(x.detach().cpu() if isinstance(x, Tensor) else x)
+        return rows @ weights[:, 0] + (0.0 if b is None else b[0]), flat[rows.shape[1] : -1]
 
 
 def numbers(owner: str, name: str, value: object) -> float | tuple[float, ...] | str:

@@ -59,6 +59,7 @@ class Loss(ABC):
     name: str
     curvature: float
     concordance: float = math.inf
+    fastest: float = 1.0  # the most that `widening` returns
     quadratic: bool = False
     called: str = ""  # the model that has it, in words
     labels: bool = False  # whether targets are labels
@@ -106,6 +107,12 @@ class Loss(ABC):
     def steepness(self, y: Tensor) -> Tensor:
         """Bound ∂²ℓ/∂z² of every sample, (samples,); estimate it if it is not `smooth`."""
         return torch.full((len(y),), self.curvature, dtype=torch.float64, device=y.device)
+
+    def widening(self, z: Tensor, y: Tensor) -> Tensor | float:
+        """Return what `concordance` is to be multiplied by per sample, for ∂²ℓ/∂z² at z to fall no
+        faster than by e^{−R|v|} on the way to any z + v.
+        """
+        return 1.0
 
     def mean(self, z: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return the expectation of y for a prediction z."""

@@ -246,6 +246,7 @@ class NewtonPoint(LinearPoint):
             lam = weights.to(root)[block.clients, None]
             far = solved.square().sum(1) + own.double() / lam
             far = torch.where((block.weight > 0) & (lam > 0), far, 0.0)
+            far = far * self.loss.widening(block.of(self.predictions), self.rows.of(block)[1]) ** 2
             found[block.clients] = SAFE * R * far.amax(1).sqrt()
 
         parallel_map(work, portions(self.rows, self.w[0].numel()), root.device)

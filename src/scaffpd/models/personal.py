@@ -105,7 +105,7 @@ class Personal:
         own: Tensor | None = None
         if self.columns is not None and isinstance(inner, ModuleOracle):
             own = self._layers(inner).to(data.device)
-        elif self.columns is not None:
+        elif self.columns is not None or getattr(self.model, "ordered", False):
             width = cast(LinearOracle, inner).rows.A.shape[1]
             own = torch.from_numpy(self.marked(data.columns, width)).to(data.device)
         return self._bound(cast("LinearOracle | CoxOracle | ModuleOracle", inner), own)
@@ -159,12 +159,15 @@ class Personal:
         features = width - intercept
         names = list(columns or [])
         own = np.full(width, self.columns is None)
+        if cast(Linear, self.model).ordered:  # clients share the distances of cut points
+            features = width - len(cast(Linear, self.model).beyond)
+            own[features:-1] = False
         for column in self._columns:
             whole = isinstance(column, int | np.integer) and not isinstance(column, bool)
             if column in names:
                 own[names.index(str(column))] = True
             elif column == "intercept" and intercept:
-                own[features] = True
+                own[-1] = True
             elif whole and 0 <= int(column) < features:
                 own[int(column)] = True
             else:

@@ -283,7 +283,8 @@ class LinearPoint:
         step = max(PIECE // len(root), 1)
         for k in range(0, len(A), step):
             far[k : k + step] = self._reach(root, A[k : k + step].double())
-        seen = layout.segment_max(SAFE * R * far)
+        wide = self.loss.widening(self.predictions, self.rows.y)
+        seen = layout.segment_max(SAFE * R * far * wide)
         return seen if weights is None else torch.where(weights.to(seen) > 0, seen, 0.0)
 
     def _reach(self, root: Tensor, A: Tensor) -> Tensor:
@@ -412,13 +413,13 @@ class LinearPoint:
         """
         assert self.fine is not None
         y = self.fine.exact[0]
-        if self.loss.smooth:
+        if self.loss.smooth and self.loss.fastest == 1:
             weights = self.loss.steepness(y) if isinstance(self.loss, Weighted) else None
             layout = self.fine.layout
             return self.loss.curvature if weights is None else layout.segment_max(weights)
         off = _off(self.fine, reach)
         bends = 2 * self.fine.layout.segment_max(self.loss.bends(self.predictions, y)[..., 0])
-        found: Tensor = torch.where(off < 0.5, bends, torch.inf)
+        found: Tensor = torch.where(off * self.loss.fastest < 0.5, bends, torch.inf)
         return found
 
     def _pulls(self, each: Tensor) -> Tensor:

@@ -36,6 +36,7 @@ class Weighted(Loss):
         self.name = inner.name
         self.curvature = inner.curvature
         self.concordance = concordance(inner)
+        self.fastest = inner.fastest
         self.quadratic = inner.quadratic
         self.heaviest = float("inf")
         self.totals: list[float] = []  # of every client, the number of samples
@@ -89,6 +90,9 @@ class Weighted(Loss):
     def steepness(self, y: Tensor) -> Tensor:
         own, w = self._split(y)
         return w[..., 0].double() * self.inner.steepness(own)
+
+    def widening(self, z: Tensor, y: Tensor) -> Tensor | float:
+        return self.inner.widening(z, self._split(y)[0])
 
     def value(self, z: Tensor, y: Tensor) -> Tensor:
         own, w = self._split(y)

@@ -190,7 +190,7 @@ class PairSums(RowQuestion):
 
     @property
     def outputs(self) -> int:
-        return self.model.classes or 1
+        return self.model.outputs_each
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -177,7 +177,8 @@ def effects(prepared: Prepared, asked: EffectSettings) -> CoefficientTable | Non
         return None
     encoded = encoded_features(schema)
     lines = [j for j, feature in enumerate(encoded) if not feature.step]
-    labels = prepared.labels[1:] if len(prepared.labels) > 2 else ()
+    several = len(prepared.labels) > 2 and not model.ordered
+    labels = prepared.labels[1:] if several else ()
     if len(lines) * max(len(labels), 1) > MOST_EFFECTS:
         return None
     groups = [encoded[j].group for j in lines]

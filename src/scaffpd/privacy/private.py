@@ -140,11 +140,11 @@ class Private:
                 )
         elif not model.summed:
             refuse_noise()
-        elif model.weighted or not model.smooth:
+        elif model.weighted or not model.smooth or model.ordered:
             raise InputError(
                 "private-rows-weighted",
-                "Private takes neither weighted rows nor counts: the slope of their loss depends "
-                "on the records.",
+                "Private takes neither weighted rows, counts nor ordered categories: the slope of "
+                "their loss depends on the records.",
             )
         for name in ("noise", "clip", "loss_noise", "loss_clip", "radius", "smoothness", "budget"):
             if getattr(self, name) is not None:

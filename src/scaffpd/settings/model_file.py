@@ -141,7 +141,7 @@ def _check_parameters(x: Array, setup: Setup) -> None:
     model = linear(setup.model)
     labels = len(setup.schema["labels"])
     outputs = model.classes or 1
-    size = (width(setup.schema) + len(model.beyond)) * outputs
+    size = (width(setup.schema) + len(model.beyond)) * model.outputs_each
     fits = x.ndim in (1, 2) and x.shape[-1] == size and labels in (0, max(outputs, 2))
     if not fits or not np.isfinite(x).all():
         raise ValueError("parameters or labels of another model")

@@ -100,6 +100,17 @@ class FederationModel(SettingsTable):
     # α of counts, whose variance is μ + αμ²; left out, 0
     dispersion: AutoRidge | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _effects_stay(cls, given: object) -> object:
+        if isinstance(given, dict) and {"effects", "errors"} & given.keys():
+            raise InputError(
+                "effects-not-agreed",
+                "Silos agree on no table of effects: leave model.effects and model.errors out, "
+                "which tables on one machine take.",
+            )
+        return given
+
     @property
     def network(self) -> str | None:
         return None if self.kind is None or self.kind in _kinds() else self.kind

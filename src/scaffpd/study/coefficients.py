@@ -24,7 +24,15 @@ import numpy as np
 import torch
 
 from scaffpd.algorithms.climb import LARGEST, Mask
-from scaffpd.algorithms.evidence import INTERCEPT, Evidence, ModePoint, Prior, Strengths, climbed
+from scaffpd.algorithms.evidence import (
+    CUTS,
+    INTERCEPT,
+    Evidence,
+    ModePoint,
+    Prior,
+    Strengths,
+    climbed,
+)
 from scaffpd.errors import InputError, unknown
 from scaffpd.models import Linear, Personal
 from scaffpd.models.execution import limit_threads
@@ -294,7 +302,8 @@ def _fitted(
     inner = base_of(cohort.model)
     assert isinstance(inner, Linear)
     last = np.array(groups) == INTERCEPT
-    differs = {FIXED: last & False, STRATIFIED: last, INTERCEPTS: last}.get(kind, last | True)
+    able = np.array(groups) != CUTS
+    differs = {FIXED: last & False, STRATIFIED: last, INTERCEPTS: last}.get(kind, able)
     if kind == COLUMNS:
         assert isinstance(cohort.model, Personal)
         differs = cohort.model.marked(columns, len(groups))

@@ -164,7 +164,7 @@ class JoiningSplit:
             answers[name] = np.broadcast_to(own, (len(sizes), len(result.x)))
         outputs = [
             [
-                np.tile(constant[i + 1], (len(X), 1)),
+                self._still(constant[i + 1], X),
                 *(self.model.outputs(own[i], X) for own in answers.values()),
             ]
             for i, (X, _) in enumerate(self.test)
@@ -224,6 +224,12 @@ class JoiningSplit:
     @cached_property
     def _own(self) -> Cohort:
         return Cohort(self.train, self.personal, self.names)
+
+    def _still(self, constant: Array, X: Array) -> Array:
+        """Return outputs of rows whose columns nobody looks at."""
+        if self.model.ordered:
+            return self.model.outputs(np.append(np.zeros(X.shape[1]), constant), X)
+        return np.tile(constant, (len(X), 1))
 
     def _alone(self) -> tuple[Array, Array]:
         if self.model.summed:

@@ -6,11 +6,12 @@ from scaffpd.errors import unknown
 from scaffpd.tasks.base import LOSS, Measure, TargetColumn, Task
 from scaffpd.tasks.classification import Classification
 from scaffpd.tasks.counts import EventCounts
+from scaffpd.tasks.ordinal import OrderedCategories
 from scaffpd.tasks.regression import Regression
 from scaffpd.tasks.survival import Survival
 
 # where nobody says how a column is to be read, the first that suits it reads it
-TASKS: list[Task] = [Classification(), Regression(), EventCounts(), Survival()]
+TASKS: list[Task] = [Classification(), Regression(), EventCounts(), OrderedCategories(), Survival()]
 
 
 def named(name: str) -> Task:

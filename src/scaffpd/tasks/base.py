@@ -207,6 +207,7 @@ class Task:
     scaled: ClassVar[bool] = False  # whether targets are trained on with deviation one
     exposed: ClassVar[bool] = False  # whether rows may have exposures
     counted: ClassVar[bool] = False  # whether clients count the measure while they find losses
+    ordered: ClassVar[bool] = False  # whether labels have an order, which texts must be given
     roles: ClassVar[tuple[str, ...]] = ("target",)  # of the columns that make a target
     # scores, in the order of tables
     columns: ClassVar[Mapping[str, ScoreColumn]] = {

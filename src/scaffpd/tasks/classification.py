@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,7 +60,7 @@ class Classification(Task):
 
     name = "classification"
     measure = ACCURACY
-    losses = ("logistic", "softmax")
+    losses: ClassVar[tuple[str, ...]] = ("logistic", "softmax")
     labelled = True
     counted = True
     roles = ("label",)

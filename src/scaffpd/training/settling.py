@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from scaffpd.algorithms.dispersion import dispersion
-from scaffpd.algorithms.evidence import INTERCEPT, Evidence, ModePoint, Strengths, climbed
+from scaffpd.algorithms.evidence import CUTS, INTERCEPT, Evidence, ModePoint, Strengths, climbed
 from scaffpd.federation import Federation, Vector
 from scaffpd.models.execution import limit_threads
 from scaffpd.models.linear import AUTO, Linear, fitted
@@ -52,7 +52,7 @@ def _climbed(
     l2 = _given(inner.l2, width, inner.intercept)
     with limit_threads(federation.channel.work):
         problem = Evidence(federation, groups, inner.loss)
-        return problem, *climbed(problem, l2, kappa, (INTERCEPT,))
+        return problem, *climbed(problem, l2, kappa, (INTERCEPT, CUTS))
 
 
 def dispersed(
@@ -83,7 +83,8 @@ def dispersed(
 def groups_of(model: Linear, features: int, columns: Sequence[str] | None = None) -> list[str]:
     """Return the group of every feature: the model's, else its column; the intercept's last."""
     groups = list(model.groups or columns or map(str, range(features)))
-    return [*groups, *[LEVELS] * len(model.periods), *[INTERCEPT] * model.intercept]
+    cuts = (len(model.beyond) - 1) * model.ordered
+    return [*groups, *[LEVELS] * len(model.periods), *[CUTS] * cuts, *[INTERCEPT] * model.intercept]
 
 
 def _given(value: float | Sequence[float] | str, width: int, intercept: bool) -> Vector:

@@ -49,9 +49,9 @@ from scaffpd.tasks.base import Target, Task
 MANY = 50
 # whole numbers of at least so many digits, as many in every row and never the same, name rows
 DIGITS = 6
-NAMED = re.compile(
-    r"(^|[_\W])(id|ids|uuid|guid|identifier|index|rownames)($|[_\W])|[a-z]I[dD]$", re.IGNORECASE
-)
+NAMES = r"(?i:(^|[_\W])(id|ids|uuid|guid|identifier{})($|[_\W]))|[a-z]I[dD]$"
+NAMED = re.compile(NAMES.format("|index|rownames"))
+SUBJECTS = re.compile(NAMES.format(""))  # whose values may repeat: no age_at_index
 MOST_GROUPS = 50  # values of a column that rows are scored by
 PART = "(part)"  # the column that tells rows of a test file from the others
 MISSING = "(missing)"  # the group of rows without a value
@@ -96,6 +96,7 @@ class ClientTable:
 
 def read_clients(source: TableSettings) -> ClientTable:
     found = _read(source)
+    found = replace(found, goal=ordered(found.goal, source.wanted, source.order))
     wanted = encode.target(repr(source.file[0].name), found.goal, source.wanted)
     if not wanted.labels and len(np.unique(wanted.values)) == 1:
         raise InputError(
@@ -175,6 +176,25 @@ def _task(source: TableSettings, wanted: Target) -> list[str]:
     counts = "counts or " if different[0] >= 0 else ""
     reach = f"{different[0]:g} to {different[-1]:g}"
     return [f"{name} is read as numbers, {reach}; --task {counts}classification otherwise."]
+
+
+def ordered(goal: DataColumn, wanted: Task | None, order: Sequence[str]) -> DataColumn:
+    """Put the texts of a target into their order, which nobody can guess."""
+    known = goal.categories
+    asked = wanted is not None and wanted.ordered
+    if not asked and not order:
+        return goal
+    if not asked or sorted(order) != sorted(known if known or order else ()):
+        given = f"--order has {', '.join(order)}" if order else "there is no --order"
+        raise InputError(
+            "order-of-texts",
+            f"Target {goal.name!r} has {', '.join(known) or 'no texts'}, and {given}: --task "
+            "ordinal needs all texts of its target, from the least to the most. Numbers have one.",
+        )
+    if not order:
+        return goal
+    place = np.array([order.index(text) for text in known])
+    return replace(goal, categories=tuple(order), values=place[goal.values].astype(np.int32))
 
 
 @dataclass(frozen=True)
@@ -349,7 +369,7 @@ def useless(column: DataColumn) -> str | None:
 def _subjects(column: DataColumn) -> int:
     """Return how many names a column called an id has, where most of them stand in several rows."""
     there, rows = np.unique(column.values[~column.missing], return_counts=True)
-    repeated = NAMED.search(column.name) and len(there) >= MANY and np.median(rows) > 1
+    repeated = SUBJECTS.search(column.name) and len(there) >= MANY and np.median(rows) > 1
     return len(there) if repeated else 0
 
 
@@ -359,11 +379,13 @@ def _names_rows(name: str, there: Values, distinct: Matrix) -> bool:
         return False
     if np.abs(distinct).max() > 2**53:  # whole numbers this large are not exact: none was measured
         return True
-    if len(distinct) > MANY and NAMED.search(name):
+    if SUBJECTS.search(name):
         return True
     digits = np.unique(np.floor(np.log10(np.maximum(np.abs(distinct), 1))))
     alike = len(digits) == 1 and digits[0] + 1 >= DIGITS
-    return len(distinct) == len(there) and bool(np.all(np.diff(distinct) == 1) or alike)
+    return len(distinct) == len(there) and bool(
+        np.all(np.diff(distinct) == 1) or alike or NAMED.search(name)
+    )
 
 
 def _cut(

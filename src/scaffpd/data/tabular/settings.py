@@ -68,7 +68,9 @@ class ColumnSettings(SettingsTable):
     categories: key.Texts = ()
     """Columns of numbers that are names of categories."""
     task: Annotated[str, AfterValidator(_known_task)] | None = None
-    """classification, regression or counts; left out, it goes by the target."""
+    """classification, ordinal, regression or counts; left out, it goes by the target."""
+    order: key.Texts = ()
+    """Texts of an ordinal target from the least to the most: mild,fair,poor."""
     decimal: Annotated[str, key.one_of(DECIMALS)] | None = None
     """Decimal mark of CSV, . or , ; left out, it is detected."""
     missing: key.Codes = ()
