@@ -25,6 +25,10 @@ def points(draw):
         "clients": draw(st.sampled_from([1, 2, 5])),
         "single": draw(st.booleans()),
     }
+    if point.loss == "cox":
+        changes["single"] = False
+        if changes["objective"] == "QFair":
+            changes["objective"] = "Average"
     if changes["single"]:
         changes["targets_scale"] = max(min(point.targets_scale, 6.0), -6.0)
     return hostile.replace(point, **changes)

@@ -94,6 +94,32 @@ def test_conjugates_against_a_grid(objective):
         np.testing.assert_allclose((after[1] - weights)[free] / step, slope[free], rtol=1e-3)
 
 
+@pytest.mark.parametrize("far", [0.0, 2.0])
+@pytest.mark.parametrize(
+    ("size", "objective"),
+    [
+        (3.0, sp.ChiSquare(0.1)),  # λ was at a vertex, and ν crept
+        (1e5, sp.ChiSquare(300.0)),  # the first step was beyond all numbers of a sum
+        (1e5, sp.Tilted(10.0)),
+    ],
+    ids=repr,
+)
+def test_counts_of_any_size_from_any_start(size, objective, far):
+    random = np.random.default_rng(0)
+    made = []
+    for _ in range(5):
+        X = random.normal(size=(60, 4))
+        z = X @ [0.6, -0.4, 0.3, 0.1] + np.log(size) + 0.3 * random.normal()
+        made.append((X, random.poisson(np.exp(z)).astype(float)))
+    cohort = sp.Cohort(made, sp.Linear("poisson", l2=1e-3, intercept=True))
+    federation = sp.SecureAggregation(cohort)
+    x0 = far * np.array([1.0, -1.0, 1.0, -1.0, 1.0])
+    found = sp.train(sp.MinimaxSums(objective), federation, 100, 1e-6 * size, x0=x0)
+    wanted = sp.train(sp.fair(objective), cohort, 100, 1e-7 * size)
+    assert found.status == wanted.status == "converged"
+    np.testing.assert_allclose(found.x, wanted.x, atol=0.02)
+
+
 @settings(max_examples=40)
 @given(st.lists(st.floats(0, 3), min_size=3, max_size=8), st.floats(0.05, 2))
 def test_the_least_over_levels_is_the_objective(losses, rho):

@@ -178,3 +178,46 @@ def test_effects_that_change_with_time_are_found_as_lifelines_finds_them():
     assert "χ²" in str(found)
     with refuses("hazards-without-cox"):
         sp.proportional_hazards(sp.Cohort(made("squared"), sp.Linear("squared")))
+
+
+AWKWARD = {
+    "separated": ("logistic", lambda X, y: (X, (X[:, 0] > 0) * 1.0), ["0"]),
+    "twins": ("logistic", lambda X, y: (X[:, [0, 0]], y), ["0", "1"]),
+    "twins of numbers": ("squared", lambda X, y: (X[:, [0, 0]], y), ["0", "1"]),
+    "order of times": (
+        "cox",
+        lambda X, y: (X, np.column_stack([1 + (-X[:, 0]).argsort().argsort(), y[:, 1]])),
+        ["0"],
+    ),
+}
+
+
+@pytest.mark.parametrize("errors", ["model", "robust"])
+@pytest.mark.parametrize("effects", ["fixed", "stratified"])
+@pytest.mark.parametrize("case", AWKWARD)
+def test_what_rows_say_nothing_about_is_named_and_has_no_number(case, effects, errors):
+    loss, change, names = AWKWARD[case]
+    clients = times([30] * 5) if loss == "cox" else made(loss)
+    clients = [change(X, y) for X, y in clients]
+    model = sp.Linear(loss, intercept=loss != "cox")
+    found = sp.coefficients(sp.Cohort(clients, model), effects=effects, errors=errors)
+    unknown = np.isnan(found.estimate)
+    assert set(names) <= {n for n, bad in zip(found.names, unknown, strict=True) if bad}
+    assert (np.isnan(found.error) == unknown).all()
+    assert "Not known: 0" in found.said
+    if effects == "fixed" and case != "separated":
+        assert not unknown[2:].any()
+
+
+def test_a_deviation_that_rows_do_not_tell_is_said():
+    clients = [(X, np.full(len(X), float(i % 2))) for i, (X, _) in enumerate(made("logistic"))]
+    cohort = sp.Cohort(clients, sp.Linear("logistic", intercept=True))
+    found = sp.coefficients(cohort, effects="intercepts")
+    assert np.isnan(found.estimate).all()
+    assert "do not tell how far clients differ" in found.said
+    one = sp.Cohort(made("logistic")[:1], sp.Linear("logistic", intercept=True))
+    alone = sp.coefficients(one, effects="fixed", errors="robust")
+    assert np.isnan(alone.error).all()
+    nothing = [(X, np.zeros(len(X))) for X, _ in clients]
+    with refuses("coefficients-without-maximum"):
+        sp.coefficients(sp.Cohort(nothing, sp.Linear("poisson", intercept=True)), effects="slopes")

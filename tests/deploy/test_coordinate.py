@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -103,6 +104,55 @@ def stations(folder):
     )
     agree(path, places)
     return path, places
+
+
+@pytest.mark.parametrize(
+    "dispersion", [pytest.param("", marks=pytest.mark.long), 'dispersion = "auto"']
+)
+def test_counts_with_offsets_have_the_cohorts_model_and_dispersion(tmp_path, dispersion):
+    """Exposures of five silos, of which one calls them otherwise and one has none."""
+    random = np.random.default_rng(0)
+    places = {}
+    for k, name in enumerate(("north", "south", "west", "east", "coast")):
+        places[name] = tmp_path / name / "silo.toml"
+        places[name].parent.mkdir()
+        X = random.normal(size=(80, 2))
+        log_e = np.log(random.uniform(5, 60, 80)) if k else np.zeros(80)
+        mean = np.exp(0.5 * X[:, 0] - 0.3 * X[:, 1] + 0.1 * k + log_e)
+        y = random.poisson(random.gamma(2.0, mean / 2))
+        heads = ["x0", "x1", "y", *[("log_e", "log_hours")[k == 1]] * (k > 0)]
+        lines = np.column_stack([X, y, log_e])[:, : len(heads)].tolist()
+        table = [dict(zip(heads, line, strict=True)) for line in lines]
+        write_table(places[name].with_name("rows.csv"), table)
+        offset = f'offset = "{heads[3]}"\n' if k else ""
+        places[name].write_text(
+            f'name = "{name}"\n[data]\nfile = "rows.csv"\ntarget = "y"\n{offset}test = 0\n'
+        )
+    path = tmp_path / "federation.toml"
+    path.write_text(
+        f"silos = {json.dumps([*places])}\n{FIRST_LINE}\n"
+        'columns = {x0 = "number", x1 = "number"}\n'
+        f'[model]\nkind = "poisson"\nl2 = 0.03\n{dispersion}\n{OBJECTIVE}'
+        "[training]\nrounds = 200\ntol = 1e-6\n"
+    )
+    agree(path, places)
+    outcome, _ = run(path, places)
+    assert outcome.status == "converged"
+    here = cohort(path, places)
+    file = FederationFile.read(path)
+    # in one process proofs are sharper, and a run may end some rounds earlier
+    federation = sp.SecureAggregation(here, colluding=file.colluding)
+    wanted = sp.train(file.method, federation, outcome.rounds)
+    for x in models_of(path, places).values():
+        np.testing.assert_allclose(x, wanted.x, rtol=0, atol=1e-8)
+    assert wanted.certificate <= outcome.certificate
+    assert here.model.exposed
+    assert bool(here.model.dispersion) == bool(dispersion)
+    if dispersion:
+        own = {name: data.train for name, data in rows(path, places)[0].items()}
+        wanted = sp.Cohort(own, replace(here.model, dispersion="auto"))
+        assert here.model.dispersion == pytest.approx(wanted.model.dispersion, rel=1e-4)
+        assert 0.2 < here.model.dispersion < 1.2
 
 
 # exchanges to a gap of 1e-6 before there was a floor (benchmarks/DEPLOY.md)

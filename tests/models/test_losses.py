@@ -442,3 +442,20 @@ def test_counts_are_fitted_from_afar_as_a_generalised_linear_model_is():
     ]
     even = sp.Cohort(calm, sp.Linear("poisson", 1e-9, True, exposed=True, dispersion="auto"))
     assert even.model.dispersion < 0.01
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.7])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_counts_beyond_all_numbers_are_not_counted_as_less(alpha, dtype):
+    """e^z is no number there: Poisson's loss is none, and the negative binomial's goes on as z/α,
+    where it stood still, and certificates with it.
+    """
+    loss = Poisson(alpha)
+    y, _ = encoded(loss, np.array([3.0]), None)
+    z = torch.tensor([[80.0, 800.0, 1600.0]], dtype=dtype).T[:, None]
+    values = loss.value(z, y.to(dtype))[:, 0]
+    if not alpha:
+        assert torch.isinf(values[1:]).all()
+        return
+    known = z[:, 0, 0] / alpha
+    np.testing.assert_allclose(values - values[0], known - known[0], rtol=1e-6)

@@ -58,8 +58,8 @@ def fitted(clients, loss="logistic"):
 
 
 def test_herds_are_those_of_glmer():
-    """cbind(incidence, size − incidence) ~ period + (1 | herd), binomial: as lme4's documentation
-    prints it, by Laplace's approximation, and with 80 nodes.
+    """cbind(incidence, size − incidence) ~ period + (1 | herd), binomial: as lme4 1.1 prints it by
+    Laplace's approximation (nAGQ = 1), and with 80 nodes.
     """
     found = fitted(herds())
     x, deviation = likelihood(herds(), bernoulli)

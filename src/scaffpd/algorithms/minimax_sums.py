@@ -23,7 +23,8 @@ vectors at a point are summed with one weighting, and as S ≥ `LEAST` nobody ha
 above ν. At the start ν = 0: losses are not negative, so that λ_i ≥ p_i and S ≥ 1.
 
 Where ρ is small beside the losses, λ jumps with every step. So ρ begins at the mean loss, and falls
-to the objective's own as fast as the promise does.
+to the objective's own as fast as the promise does. G with the next ρ is at most what ψ loses above
+G with the last: no step goes beyond, however fast a loss grows, as that of counts does.
 
 **Certificate.** λ is as good as any multiplier. With μ = min μ_i, K = Σ ψ_i(λ_i), f_i ≥ 0 and ψ
 convex,
@@ -67,7 +68,7 @@ from scaffpd.objectives.base import EPSILON, OUT_OF_REACH, Objective, roundings
 GOOD = 0.5  # share of a promise from which on A is not stretched
 NOTHING = 0.01  # a smaller stretch is left out
 NEAR = 4.0  # ρ, in promises
-FALL = 16.0  # of ρ in a round, at most
+FALL = 4.0  # of ρ in a round, at most
 CURVED = 1e-10  # of ‖s‖‖y‖: a smaller ⟨s, y⟩ is rounding
 TINY = 1e-250
 NEARLY = 1e-9  # share by which rounding may move a sum
@@ -109,7 +110,8 @@ class MinimaxSumsState(MinimaxState):
         best: where ν seems to be best at x.
         jump: how far ν goes where nothing says how far.
         rho: ρ of the sums, which falls to the objective's own; zero without one.
-        merit: G(x, ν) with that ρ; +∞ where ρ has changed.
+        merit: G(x, ν) with that ρ, or a bound on it.
+        known: whether `sums` are with that ρ, which has else changed since.
         bent: M.
         stretch: by how much A is enlarged.
         lowest: the lowest certificate of earlier points.
@@ -123,6 +125,7 @@ class MinimaxSumsState(MinimaxState):
     rho: float
     merit: float
     bent: Vector
+    known: bool = True
     stretch: float = 0.0
     lowest: float = np.inf
 
@@ -187,7 +190,8 @@ class MinimaxSums(MinimaxMethod[MinimaxSumsState]):
             best=mean,
             jump=mean,
             rho=max(self._target, mean) if self._target else 0.0,
-            merit=np.inf if self._target else found.value,
+            merit=found.value,  # a larger ρ makes it smaller
+            known=not self._target,
             bent=np.zeros_like(found.hessian),
         )
         return self._proven(state, federation, GradientsAt(x))
@@ -197,7 +201,7 @@ class MinimaxSums(MinimaxMethod[MinimaxSumsState]):
         here = state.sums
         step, promise = _step(here, state.bent, state.stretch)
         x = state.x + torch.from_numpy(step).to(state.x)
-        known = np.isfinite(state.merit)
+        known = state.known
         asked = replace(
             state,
             rounds=state.rounds + 1,
@@ -211,9 +215,11 @@ class MinimaxSums(MinimaxMethod[MinimaxSumsState]):
         if mass < LEAST and known:
             return asked
         if mass < LEAST:
-            fall = (1 - mass) / slope if slope > 0 else state.jump
+            fall = min((1 - mass) / slope if slope > 0 else np.inf, state.jump)
             return replace(asked, best=nu + promise - fall, jump=2 * state.jump)
         there = self._summed(federation, question, nu + _correction(mass, slope, most))
+        if there.value >= OUT_OF_REACH / 2:
+            return asked
         change = there.gradient - here.gradient if known else np.zeros(len(step))
         lowest = min(state.lowest, state.certificate)
         best, jump = _ahead(there, slope, state.jump)
@@ -223,6 +229,7 @@ class MinimaxSums(MinimaxMethod[MinimaxSumsState]):
                 x=x,
                 sums=there,
                 merit=there.value,
+                known=True,
                 bent=learned(there.hessian, state.bent, step, change),
                 accepted=True,
                 lowest=lowest,
@@ -238,7 +245,7 @@ class MinimaxSums(MinimaxMethod[MinimaxSumsState]):
             return replace(asked, bent=learned(here.hessian, state.bent, step, change))
         stretch = state.stretch / 2 if state.stretch > NOTHING else 0.0
         return self._sharper(
-            replace(taken, stretch=stretch if gained >= GOOD * promise else state.stretch)
+            replace(taken, stretch=stretch if gained >= GOOD * promise else state.stretch), known
         )
 
     @property
@@ -249,15 +256,21 @@ class MinimaxSums(MinimaxMethod[MinimaxSumsState]):
     def _objective(self, rho: float) -> Objective:
         return self.objective if rho == self._target else self.objective.with_strength(rho)
 
-    def _sharper(self, state: MinimaxSumsState) -> MinimaxSumsState:
-        """Lower ρ as far as the next step is short beside it."""
-        if state.rho == self._target:
+    def _sharper(self, state: MinimaxSumsState, judged: bool) -> MinimaxSumsState:
+        """Lower ρ as far as Newton's next step is short beside it, where the last was judged."""
+        if state.rho == self._target or not judged:
             return state
-        promise = _step(state.sums, state.bent, state.stretch)[1]
+        promise = _step(state.sums, state.bent, 0.0)[1]
         rho = max(min(state.rho, NEAR * promise), state.rho / FALL, self._target)
         if rho == state.rho:
             return state
-        return replace(state, rho=rho, merit=np.inf, jump=rho)
+        n = len(state.weights)
+        p = np.array(self.objective.weights(n))
+        ends = self.objective._least(p), self.objective._most(p)
+        # of ψ, which is ρ times what is convex: the largest at the ends of [0, κ_i]
+        most = sum(np.maximum(*(self._objective(1.0)._penalties(end, p) for end in ends)))
+        merit = state.merit + (state.rho - rho) * float(most)
+        return replace(state, rho=rho, merit=merit, known=False, jump=rho)
 
     def _question(
         self, federation: Federation, x: Tensor, level: float, objective: Objective
@@ -386,12 +399,11 @@ def _correction(mass: float, slope: float, most: float) -> float:
 
 
 def _ahead(there: SumsAt, slope: float, jump: float) -> tuple[float, float]:
-    """Return where ν seems to be best, and how far it goes where nothing says."""
-    if slope > 0:
-        return there.level + (there.mass - 1) / slope, jump
-    if there.mass < 1:
-        return there.level - jump, 2 * jump
-    return there.level, jump
+    """Return where ν seems to be best, and how far it goes where the slope hardly says."""
+    away = there.mass - 1
+    if abs(away) <= jump * slope:
+        return there.level + away / slope if away else there.level, jump
+    return there.level + np.sign(away) * jump, 2 * jump
 
 
 def _step(here: SumsAt, M: Vector, stretch: float) -> tuple[Vector, float]:

@@ -105,7 +105,8 @@ def column_by_column(file: SiloFile, wanted: Wanted) -> Found:
                 "offset-without-counts", f"{owner} has data.offset, which only counts have."
             )
         needed[source.offset] = "offset"
-    whole, _ = read_columns(opened, goals, (), needed, source.decimal, source.missing)
+    roles = list(dict.fromkeys([*goals, *needed]))
+    whole, _ = read_columns(opened, roles, (), needed, source.decimal, source.missing)
     own = (*needed, source.subject)
     names = wanted.columns or [name for name in opened.names if name not in own]
     found, _ = read_columns(

@@ -55,7 +55,7 @@ class OwnWeights(Question):
         return other
 
     def answer(self, clients: ClientSide) -> Reply:
-        losses = clients.point(self.at).losses.double().cpu().numpy()
+        losses = within_reach(clients.point(self.at).losses)
         found = self.objective._conjugate(losses - float(self.level), self.prior.numpy())
         rows = torch.from_numpy(np.stack(found[1:], 1))
         return Reply({}, {"terms": _summed(rows)})
@@ -67,6 +67,7 @@ class OwnSums(Question):
 
     A sum has, in this order: Σ λ_i; Σ φ_i(L_i + e_i − ν), Σ λ_i (L_i − e_i − ν) and Σ ψ_i(λ_i), for
     a certificate; Σ λ_i ε_i; sizes of all terms, for their rounding; Σ λ_i c_i; Σ λ_i H_i by rows.
+    Where a loss is out of reach, which no point that is taken is, gradients and Hessians are zeros.
     """
 
     kind = "own_sums"
@@ -94,14 +95,23 @@ class OwnSums(Question):
     def answer(self, clients: ClientSide) -> Reply:
         """Weigh gradients and Hessians; all clients' Hessians at once only where each is sent."""
         point = clients.point(self.at)
-        loss_error, gradient_error = (part.double().cpu().numpy() for part in point.rounding())
-        losses = point.losses.double().cpu().numpy()
+        losses = within_reach(point.losses)
+        far = bool(losses.max() >= OUT_OF_REACH)
+        errors = np.zeros((2, len(losses)))
+        if not far:
+            errors = np.stack([part.double().cpu().numpy() for part in point.rounding()])
+        loss_error, gradient_error = errors
         p = self.first.prior.numpy()
         weights, numbers = self._numbers(losses, loss_error, p)
         numbers[:, 4] = weights * gradient_error
         w = torch.from_numpy(weights).to(self.at.x)
         whole = torch.eye(len(self.at.x)).to(self.at.x)
         upper = torch.triu_indices(*whole.shape)
+        shape = (NUMBERS + len(whole) + upper.shape[1],)
+        if far:
+            nothing = np.zeros((len(losses), *shape))
+            nothing[:, 0], nothing[:, [1, 5]] = numbers[:, 0], OUT_OF_REACH
+            return Reply({}, {"sums": _summed(torch.from_numpy(nothing))})
         table = torch.from_numpy(numbers)
 
         def total(ones: Tensor) -> Tensor:
@@ -115,8 +125,7 @@ class OwnSums(Question):
             parts = [table, w[:, None] * point.each(), w[:, None] * H]
             return torch.cat([part.double().cpu() for part in parts], 1)
 
-        numbers_of_all = NUMBERS + len(whole) + upper.shape[1]
-        return Reply({}, {"sums": Vectors(total, each, shape=(numbers_of_all,))})
+        return Reply({}, {"sums": Vectors(total, each, shape=shape)})
 
     def _numbers(self, losses: Vector, error: Vector, p: Vector) -> tuple[Vector, Vector]:
         """Return λ_i, and the first six numbers of every client but one."""
@@ -128,6 +137,12 @@ class OwnSums(Question):
         cost = objective._penalties(weights, p)
         size = np.abs(value) + np.abs(gained) + np.abs(cost) + weights * np.abs(losses)
         return weights, np.stack([weights, value, gained, cost, 0 * size, size], 1)
+
+
+def within_reach(losses: Tensor) -> Vector:
+    """Return losses that a sum has room for, whatever an exponential has made of them."""
+    found = losses.double().cpu().numpy()
+    return np.where(found < OUT_OF_REACH, found, OUT_OF_REACH)
 
 
 def _summed(rows: Tensor) -> Vectors:

@@ -366,9 +366,13 @@ class Poisson(Loss):
         w = (seen - mu) / (mu * (1 + alpha * seen))
         far = (seen / mu * ((1 + alpha * mu) / (1 + alpha * seen))).log()
         least = seen.log() - z - torch.log1p(alpha * seen)
-        logs = torch.where(w.abs() < 0.5, torch.log1p(w), torch.where(mu > TINY, far, least))
+        near = torch.where(w.abs() < 0.5, w, 0.0)
+        logs = torch.where(w == near, torch.log1p(near), torch.where(mu > TINY, far, least))
         value = (mu - y) / (1 + alpha * y) * share + torch.where(y > 0, y * logs, 0.0)
-        return value.squeeze(-1)
+        beyond = (z - highest(z)).clamp_min(0)  # where e^z is no number, ℓ' is 1/α
+        if not self.dispersion:
+            return value.masked_fill(beyond > 0, math.inf).squeeze(-1)
+        return (value + beyond / alpha).squeeze(-1)
 
     def residual(self, z: Tensor, y: Tensor) -> Tensor:
         y, alpha, mu = self._parts(z, y)
@@ -387,9 +391,13 @@ class Poisson(Loss):
 
     def _parts(self, z: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return y, α and μ, which is no infinity."""
-        highest = HIGHEST if z.dtype == torch.float64 else HIGHEST / 8
         alpha = self.dispersion * y[..., 1:2] if self.dispersion else z.new_zeros(())
-        return y[..., :1], alpha, z.clamp(max=highest).exp()
+        return y[..., :1], alpha, z.clamp(max=highest(z)).exp()
+
+
+def highest(z: Tensor) -> float:
+    """Return the largest z whose e^z is a number."""
+    return HIGHEST if z.dtype == torch.float64 else HIGHEST / 8
 
 
 def concordance(loss: Loss) -> float:

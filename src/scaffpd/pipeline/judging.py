@@ -21,7 +21,12 @@ from scaffpd.numbers import AUTO
 from scaffpd.pipeline.models import Trained
 from scaffpd.pipeline.prepared import Prepared
 from scaffpd.pipeline.shapes import Shape
-from scaffpd.study.coefficients import CoefficientTable, coefficients, level_contrast
+from scaffpd.study.coefficients import (
+    NO_LIKELIHOOD,
+    CoefficientTable,
+    coefficients,
+    level_contrast,
+)
 from scaffpd.study.gains import Joining
 from scaffpd.study.newcomers import Newcomers
 from scaffpd.study.proportional import ProportionalHazards, proportional_hazards
@@ -42,7 +47,7 @@ class CoefficientRow:
 
     column: str
     label: str = ""
-    values: Mapping[str, float] = field(default_factory=dict)
+    values: Mapping[str, float | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -123,7 +128,7 @@ def coefficient_rows(
     rows = []
     for j, column in enumerate(prepared.columns):
         for k, label in enumerate(prepared.labels if many else ("",)):
-            values: dict[str, float] = {}
+            values: dict[str, float | None] = {}
             for name, table in tables.items():
                 added = table[:, j, k]
                 if name == PERSONAL:
@@ -201,9 +206,14 @@ def effects(prepared: Prepared, asked: EffectSettings) -> CoefficientTable | Non
         [lines.index(j) for j in reference_levels(prepared, asked.reference)],
     )
     kind = None if asked.effects == AUTO else asked.effects
-    found = coefficients(
-        cohort, prepared.unit * L, prepared.centre, effects=kind, errors=asked.errors
-    )
+    try:
+        found = coefficients(
+            cohort, prepared.unit * L, prepared.centre, effects=kind, errors=asked.errors
+        )
+    except InputError as error:
+        if error.code != NO_LIKELIHOOD:
+            raise
+        return None
     names = [*(encoded[j].name for j in lines), *last]
     if labels:
         names = [f"{name}: {label}" for name in names for label in labels]

@@ -12,7 +12,7 @@ from scaffpd.algorithms.base import Algorithm
 from scaffpd.federation import ClientScores, Federation
 from scaffpd.objectives import Objective
 from scaffpd.pipeline.sites import Encoding, Model
-from scaffpd.training.loop import Result
+from scaffpd.training.loop import Result, uncertified
 
 TOL = 1e-6
 
@@ -77,13 +77,6 @@ class Trained:
         """Return the parameters that serve a client."""
         found = self.result.personal
         return self.result.x if found is None else np.asarray(found[i])
-
-
-def uncertified(algorithm: Algorithm, federation: Federation, seed: int) -> str | None:
-    """Say why a method has no certificate on these clients; `None` where it has one."""
-    method = algorithm.choice(federation)
-    reason: str | None = method.uncertified(method.init(federation, seed, None))
-    return reason
 
 
 Contests = Callable[[Encoding, Sequence[Trained]], Contest | None]

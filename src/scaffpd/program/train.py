@@ -25,7 +25,7 @@ from scaffpd.pipeline.judging import (
     held_out_scores,
     reference_levels,
 )
-from scaffpd.pipeline.models import TOL, Contest, Trained, uncertified
+from scaffpd.pipeline.models import TOL, Contest, Trained
 from scaffpd.pipeline.prepared import Prepared
 from scaffpd.pipeline.run import Record, Settings, Watcher, run
 from scaffpd.pipeline.shapes import Shape, shapes
@@ -41,7 +41,7 @@ from scaffpd.study.gains import Joining
 from scaffpd.study.joining import joining, joint_mode
 from scaffpd.study.newcomers import Newcomers
 from scaffpd.study.verdict import AVERAGE, FAIR, PERSONAL
-from scaffpd.training.loop import Status
+from scaffpd.training.loop import Status, uncertified
 
 # rows × columns up to which a table is small, and its splits
 SMALL = 50_000

@@ -91,6 +91,11 @@ def judged_parts(own: Judged) -> dict[str, object]:
     return {**vars(own.scores), "cautions": [brings] if brings else []}
 
 
+def known(number: float) -> float | None:
+    """Return a number that JSON has, and `None` for others."""
+    return number if np.isfinite(number) else None
+
+
 def _effects(found: CoefficientTable, prepared: Prepared) -> list[CoefficientRow]:
     """List effects, and what stands for one step of a column: one deviation of numbers; where
     they are logarithms of ratios these as well, and without levels of periods.
@@ -103,9 +108,9 @@ def _effects(found: CoefficientTable, prepared: Prepared) -> list[CoefficientRow
     return [
         CoefficientRow(
             column=str(row["column"]),
-            values={name: float(row[name]) for name in FIELDS}
+            values={name: known(float(row[name])) for name in FIELDS}
             | {"unit": steps.get(str(row["column"]).split(": ")[0], 1.0)}
-            | {new: float(np.exp(min(float(row[old]), 700))) for new, old in ratios.items()},
+            | {new: known(float(np.exp(min(float(row[old]), 700)))) for new, old in ratios.items()},
         )
         for row in found.table()
         if row["column"] not in levels

@@ -21,8 +21,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
-from scaffpd.algorithms.climb import Mask
+from scaffpd.algorithms.climb import LARGEST, Mask
 from scaffpd.algorithms.evidence import (
     CUTS,
     INTERCEPT,
@@ -44,6 +45,7 @@ from scaffpd.training.cohort import Cohort
 from scaffpd.training.metrics import Array
 from scaffpd.training.settling import groups_of
 
+NO_LIKELIHOOD = "coefficients-without-maximum"
 FIELDS = ("estimate", "error", "low", "high", "between")
 FIXED, STRATIFIED, INTERCEPTS, SLOPES = EFFECTS = ("fixed", "stratified", "intercepts", "slopes")
 COLUMNS = "columns"  # those that a `Personal` names
@@ -62,6 +64,9 @@ SAID = {
 TOLERANCE = 1e-4  # nats: estimates are reported, not only used
 WORTH = 1.0  # nats that a variance has to gain
 CLEAR = 0.01  # nats below which evidence is the same
+MOST_NAMED = 5  # columns in a sentence
+UNKNOWN = 1e-4  # of the variance that x may have: with more of it, rows say nothing
+FULL = 0.999  # of the largest deviation that is looked at
 FEW = 10  # rows a client, for each coefficient that differs, below which Laplace is poor
 
 
@@ -181,7 +186,13 @@ def coefficients(
         asked = ""
     with limit_threads(cohort.channel.work):
         kinds = (asked,) if asked else (FIXED, INTERCEPTS, SLOPES)
-        fits = [_fitted(cohort, kind, groups, columns, restricted) for kind in kinds]
+        try:
+            fits = [_fitted(cohort, kind, groups, columns, restricted) for kind in kinds]
+        except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+            raise InputError(
+                NO_LIKELIHOOD,
+                "The likelihood has no maximum: all outcomes are alike, or columns separate them.",
+            ) from error
         best = fits[0]
         for fit in fits[1:]:
             best = fit if fit.worth > best.worth + CLEAR else best
@@ -207,7 +218,7 @@ class _Fit(NamedTuple):
     def worth(self) -> float:
         """Log evidence, less a nat for every variance."""
         alive = {g for g, tau in zip(self.found.groups, self.found.tau, strict=True) if tau > 0}
-        return -np.inf if self.point.lost else self.found.evidence - WORTH * len(alive)
+        return -np.inf if self.lost else self.found.evidence - WORTH * len(alive)
 
     def table(
         self, L: Array, names: Sequence[str], labels: int, shift: float, errors: str, chosen: bool
@@ -217,43 +228,63 @@ class _Fit(NamedTuple):
         x = self.found.x.double().cpu().numpy()
         rest = max(problem.n - len(x), 1.0) if problem.squared else np.inf
         tau = self.found.tau.copy()
-        free = self.kind == STRATIFIED
-        differs = np.zeros_like(self.differs) if free else self.differs
+        stratified = self.kind == STRATIFIED
+        differs = np.zeros_like(self.differs) if stratified else self.differs
         inference = Inference(problem, self.point, differs, rest)
-        if free:  # their mean over these clients, not over all that there might be
-            omega = np.repeat(self.point.prior.omega, labels)
-            C = np.linalg.inv(np.linalg.inv(inference.C) - np.diag(1 / omega))
+        if stratified:  # their mean over these clients, not over all that there might be
+            free = np.arange(len(x)) >= len(x) - labels
+            less = np.where(free, 1 / np.repeat(self.point.prior.omega, labels), 0.0)
+            C = np.linalg.inv(np.linalg.inv(inference.C) - np.diag(less))
             C[-labels:, -labels:] -= tau[-1] / len(problem.weights) * np.eye(labels)
             inference.C = C
             each = inference.own(np.eye(len(x)))[0][:, -labels:]
             x[-labels:] = each.mean(0)
             tau[-1] = each.var(0, ddof=1).mean() if len(each) > 1 else 0.0
+        unknown = self.unknown(L, inference.C)
         error, freedom = inference.robust(L) if errors == ROBUST else inference.errors(L)
         own, variance = inference.own(L)
-        moved = np.zeros(len(L))
+        moved = np.where(unknown, np.nan, 0.0)
         if self.inner.intercept:
-            moved[-1] = shift
+            moved[-1] += shift
         return CoefficientTable(
             tuple(names),
             L @ x + moved,
-            error,
+            np.where(unknown, np.nan, error),
             freedom,
             np.sqrt(np.square(L) @ np.repeat(tau, labels)),
             _share(problem, self.found.tau, self.found.sigma2) if problem.squared else None,
             tuple(problem.federation.names),
             own + moved,
-            np.sqrt(np.maximum(variance, 0.0)),
+            np.sqrt(np.maximum(variance, 0.0)) + 0 * moved,
             rest,
-            self.said(chosen, errors),
+            self.said(chosen, errors, [n for n, bad in zip(names, unknown, strict=True) if bad]),
         )
 
-    def said(self, chosen: bool, errors: str) -> str:
+    @property
+    def lost(self) -> bool:
+        """Whether the rows do not tell how far clients differ."""
+        most = np.minimum(LARGEST * self.problem.unit, np.where(self.differs, np.inf, 0.0))
+        full = self.problem.means & (most > 0) & (self.found.tau >= FULL * most)
+        return self.point.lost or bool(full.any())
+
+    def unknown(self, L: Array, C: Array) -> Mask:
+        """Return what the rows say nothing about: what they separate, or know only together."""
+        most = np.square(L) @ np.repeat(self.point.prior.omega, len(C) // len(self.differs))
+        found: Mask = (((L @ C) * L).sum(1) > UNKNOWN * most) | self.lost
+        return found
+
+    def said(self, chosen: bool, errors: str, unknown: Sequence[str]) -> str:
         """Say which model it is, who chose it, and what to be careful about."""
         fixed = self.kind in (FIXED, STRATIFIED)
         what = SAID[self.kind if self.inner.summed or not fixed else BASELINES]
         said = f"{what}{', chosen by evidence' if chosen else ''}; {SAID[errors]}."
-        if self.point.lost:
+        if self.lost:
             said += " No estimates: the rows do not tell how far clients differ."
+        elif unknown:
+            which = ", ".join(unknown[:MOST_NAMED]) + ", …" * (len(unknown) > MOST_NAMED)
+            said += f" Not known: {which}. They separate outcomes, or say the same as others."
+        if errors == ROBUST and len(self.problem.weights) < 2:
+            said += " One client has no robust errors."
         differing = int((self.found.tau > 0).sum())
         rows = self.problem.n / len(self.problem.weights)
         if self.problem.means and differing > max(NODES):

@@ -103,7 +103,7 @@ class Inference:
         """Return errors from C (Σ_i g_ig_iᵀ) C, times N/(N − 1)·(n − 1)/(n − q)."""
         N = len(self.problem.weights)
         n = self.problem.n
-        meat = self.slopes * N / max(N - 1, 1) * (n - 1) / max(n - len(self.C), 1)
+        meat = self.slopes * (N / (N - 1) if N > 1 else np.nan) * (n - 1) / max(n - len(self.C), 1)
         LC = L @ self.C
         variance = ((LC @ meat) * LC).sum(1)
         return np.sqrt(np.maximum(variance, 0.0)), np.full(len(L), max(N - 1.0, 1.0))

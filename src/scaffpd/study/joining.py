@@ -35,7 +35,7 @@ from scaffpd.study.verdict import ALONE, AVERAGE, CONSTANT, FAIR, PERSONAL
 from scaffpd.tasks import solving
 from scaffpd.tasks.base import Task
 from scaffpd.training.cohort import Cohort, Pair, in_order
-from scaffpd.training.loop import Result
+from scaffpd.training.loop import Result, uncertified
 from scaffpd.training.loop import train as run
 from scaffpd.training.metrics import Array, HeldOutMoments
 
@@ -243,10 +243,7 @@ class JoiningSplit:
 
     def _trained(self, name: str, goal: Objective) -> Result:
         cohort = self._own if name == PERSONAL else self._shared
-        base = base_of(cohort.model)
-        # a gap can be proven where every coefficient has a ridge
-        ridge = isinstance(base, Linear) and np.min(np.asarray(base.l2, dtype=float)) > 0
-        tol = self.tol if ridge else None
+        tol = None if uncertified(fair(goal), cohort) else self.tol
         x0 = start_of(cohort)
         found = run(fair(goal), cohort, self.rounds, tol, x0=x0, progress=False)
         return found.uninterrupted()

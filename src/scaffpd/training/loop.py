@@ -188,6 +188,13 @@ def train(
         return run.result(status)
 
 
+def uncertified(algorithm: Algorithm, federation: Federation, seed: int = 0) -> str | None:
+    """Say why a method has no certificate on these clients; `None` where it has one."""
+    method = algorithm.choice(federation)
+    reason: str | None = method.uncertified(method.init(federation, seed, None))
+    return reason
+
+
 class _TrainingRun:
     """The moving parts of one call of `train`."""
 

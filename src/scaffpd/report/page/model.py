@@ -162,33 +162,30 @@ def forest(run: RunRecord) -> Figure | None:
     """Draw the effects that are clearest with their intervals: ratios on a logarithmic axis."""
     ratios = run.task.ratios
     ends = ("ratio_low", "ratio", "ratio_high") if ratios else ("low", "estimate", "high")
-    known = [
-        one
-        for one in run.effects
-        if one.column.split(": ")[0] != "intercept"
-        and one.values["high"] * one.values["unit"] < (FAR if not ratios else 13.8)
-        and one.values["low"] * one.values["unit"] > (-FAR if not ratios else -13.8)
-    ]
-    ranked = sorted(
-        known, key=lambda one: -abs(one.values["estimate"]) / (one.values["error"] or 1)
-    )
-    chosen = {one.column for one in ranked[:MOST_EFFECTS]}
+    most = 13.8 if ratios else FAR
+    known: dict[str, dict[str, float]] = {}
+    for one in run.effects:
+        values = {name: value for name, value in one.values.items() if value is not None}
+        if one.column.split(": ")[0] == "intercept" or len(values) < len(one.values):
+            continue  # one that is not known is no point
+        if -most < values["low"] * values["unit"] <= values["high"] * values["unit"] < most:
+            known[one.column] = values
+    ranked = sorted(known, key=lambda c: -abs(known[c]["estimate"]) / (known[c]["error"] or 1))
+    chosen = set(ranked[:MOST_EFFECTS])
     rows: Rows = []
-    references = {one.column.split("=")[0] for one in known if not one.values["error"]}
+    references = {name.split("=")[0] for name, values in known.items() if not values["error"]}
     references &= {name.split("=")[0] for name in chosen}
-    for one in known:
-        reference = not one.values["error"] and one.column.split("=")[0] in references
-        if one.column not in chosen and not reference:
+    for column, values in known.items():
+        reference = not values["error"] and column.split("=")[0] in references
+        if column not in chosen and not reference:
             continue
-        unit = one.values["unit"]
+        unit = values["unit"]
         per = "" if unit == 1 else f", per {float(f'{unit:.2g}'):g}"
         # a ratio for one unit, to the power of a step
-        low, value, high = (
-            one.values[end] ** unit if ratios else one.values[end] * unit for end in ends
-        )
+        low, value, high = (values[end] ** unit if ratios else values[end] * unit for end in ends)
         rows.append(
             {
-                "client": f"{one.column}{' (reference)' if reference else per}",
+                "client": f"{column}{' (reference)' if reference else per}",
                 "value": short(value),
                 "low": short(low),
                 "high": short(high),
@@ -238,7 +235,7 @@ def _unit(run: RunRecord) -> str:
 
 def _against(run: RunRecord) -> str:
     """Say what categories are compared with, and how many effects are not drawn."""
-    references = [one.column for one in run.effects if not one.values["error"]]
+    references = [one.column for one in run.effects if one.values["error"] == 0]
     if references:
         return f"Categories are against {' and '.join(map(brief, references))}. "
     if any("=" in one.column for one in run.effects):
@@ -316,7 +313,9 @@ def coefficients(run: RunRecord) -> Figure | None:
     names = [name for name in dict.fromkeys(["average", "fair", *run.names]) if name in known][:6]
     if not names or run.effects or run.shapes:
         return None
-    ranked = sorted(run.coefficients, key=lambda row: -max(abs(row.values[n]) for n in names))
+    ranked = sorted(
+        run.coefficients, key=lambda row: -max(abs(row.values[n] or 0.0) for n in names)
+    )
     ranked = ranked[:MOST_COLUMNS]
     called = [f"{row.column} → {row.label}" if row.label else row.column for row in ranked]
     rows = [(client, row.values) for client, row in zip(called, ranked, strict=True)]

@@ -144,11 +144,11 @@ def effect_table(run: RunRecord) -> ScoreTable | None:
     rows = []
     ratios = run.task.ratios
     ends = ("ratio", "ratio_low", "ratio_high") if ratios else ("estimate", "low", "high")
-    unclear = lambda one: -abs(one.values["estimate"]) / (one.values["error"] or 1.0)
+    unclear = lambda one: -abs(one.values["estimate"] or 0.0) / (one.values["error"] or 1.0)
     for one in sorted(run.effects, key=unclear):
         estimate, low, high = (one.values[name] for name in ends)
-        between = one.values["between"]
-        far = ratios and high > FAR
+        between = one.values["between"] or 0.0
+        far = high is None or (ratios and high > FAR)
         cells = [
             Cell(estimate, NOTHING if far else plain(estimate)),
             Cell(low, "not known" if far else f"{plain(low)} to {plain(high)}"),
