@@ -241,9 +241,7 @@ def hazards(prepared: Prepared) -> ProportionalHazards | None:
     cohort = Cohort(rows, replace(prepared.model, l2=0.0, groups=None), prepared.names)
     try:
         found = proportional_hazards(cohort)
-    except (InputError, np.linalg.LinAlgError):  # no events, or columns that say the same
-        return None
-    if not np.isfinite(found.p).all():
+    except InputError:  # no events, or columns that say the same
         return None
     return replace(found, names=tuple(prepared.columns[j] for j in lines))
 

@@ -21,7 +21,7 @@ from scaffpd.models.cox import CoxOracle
 from scaffpd.models.envelopes import PersonalOracle
 from scaffpd.models.risk_sets import TIME
 from scaffpd.numbers import aligned
-from scaffpd.study.coefficients import FIXED, coefficients
+from scaffpd.study.coefficients import FIXED, MOST_NAMED, NO_LIKELIHOOD, coefficients
 from scaffpd.training.cohort import Cohort
 from scaffpd.training.metrics import Array
 
@@ -69,6 +69,14 @@ def proportional_hazards(cohort: Cohort) -> ProportionalHazards:
     if not isinstance(inner, CoxOracle):
         raise InputError("hazards-without-cox", 'proportional_hazards needs Linear("cox").')
     found = coefficients(cohort, effects=FIXED)
+    lost = [name for name, x in zip(found.names, found.estimate, strict=True) if np.isnan(x)]
+    if lost:
+        raise InputError(
+            NO_LIKELIHOOD,
+            f"The effects of {', '.join(map(repr, lost[:MOST_NAMED]))}"
+            f"{' and others' if lost[MOST_NAMED:] else ''} cannot be told from the rows, so whether "
+            "they change with time cannot either: leave such columns out.",
+        )
     at = inner.likelihood(torch.from_numpy(found.estimate).to(inner.rows.A))
     risk = at.risk
     # ā of every term; tied events share the mean of their terms
