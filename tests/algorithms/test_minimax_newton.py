@@ -191,7 +191,7 @@ def test_what_a_round_sends():
     before = cohort.traffic.snapshot()
     method.round(cohort, state)
     assert cohort.traffic.exchanges - before.exchanges == 4  # Hessians, x, a Hessian, a number
-    assert cohort.traffic.bytes_up - before.bytes_up == 5 * 8 * (10 + (4 + 3) + 10 + 1)
+    assert cohort.traffic.bytes_up - before.bytes_up == 5 * 8 * (10 + (4 + 3) + 10 + 65)
     assert cohort.traffic.bytes_down - before.bytes_down == 5 * 8 * (4 + 10)
 
 

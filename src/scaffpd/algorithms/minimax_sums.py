@@ -23,8 +23,9 @@ vectors at a point are summed with one weighting, and as S ≥ `LEAST` nobody ha
 above ν. At the start ν = 0: losses are not negative, so that λ_i ≥ p_i and S ≥ 1.
 
 Where ρ is small beside the losses, λ jumps with every step. So ρ begins at the mean loss, and falls
-to the objective's own as fast as the promise does. G with the next ρ is at most what ψ loses above
-G with the last: no step goes beyond, however fast a loss grows, as that of counts does.
+to the objective's own as fast as the promise does. G with another ρ is not known: the first step
+after it is taken as it is. Where losses are `steep`, that may overflow. There G with the next ρ is
+at most what ψ loses above G with the last, no step goes beyond, and ρ waits for a judged step.
 
 **Certificate.** λ is as good as any multiplier. With μ = min μ_i, K = Σ ψ_i(λ_i), f_i ≥ 0 and ψ
 convex,
@@ -68,7 +69,8 @@ from scaffpd.objectives.base import EPSILON, OUT_OF_REACH, Objective, roundings
 GOOD = 0.5  # share of a promise from which on A is not stretched
 NOTHING = 0.01  # a smaller stretch is left out
 NEAR = 4.0  # ρ, in promises
-FALL = 4.0  # of ρ in a round, at most
+FALL = 16.0  # of ρ in a round, at most
+STEEP = 4.0  # the same of steep losses
 CURVED = 1e-10  # of ‖s‖‖y‖: a smaller ⟨s, y⟩ is rounding
 TINY = 1e-250
 NEARLY = 1e-9  # share by which rounding may move a sum
@@ -136,7 +138,10 @@ class MinimaxSums(MinimaxMethod[MinimaxSumsState]):
 
     Args:
         objective: (Λ, ψ) that separates: `ChiSquare`, `Tilted`, `Average`, `QFair` or `Nash`.
+        steep: whether curvature has no bound, as that of counts: more rounds, each of them safe.
     """
+
+    steep: bool = False
 
     questions: ClassVar[frozenset[str]] = frozenset({OWN_WEIGHTS, OWN_SUMS})
     needs: ClassVar[frozenset[str]] = frozenset({CONVEX, EXACT})
@@ -190,7 +195,7 @@ class MinimaxSums(MinimaxMethod[MinimaxSumsState]):
             best=mean,
             jump=mean,
             rho=max(self._target, mean) if self._target else 0.0,
-            merit=found.value,  # a larger ρ makes it smaller
+            merit=found.value if self.steep or not self._target else np.inf,
             known=not self._target,
             bent=np.zeros_like(found.hessian),
         )
@@ -215,14 +220,15 @@ class MinimaxSums(MinimaxMethod[MinimaxSumsState]):
         if mass < LEAST and known:
             return asked
         if mass < LEAST:
-            fall = min((1 - mass) / slope if slope > 0 else np.inf, state.jump)
+            fall = (1 - mass) / slope if slope > 0 else state.jump
+            fall = min(fall, state.jump) if self.steep else fall
             return replace(asked, best=nu + promise - fall, jump=2 * state.jump)
         there = self._summed(federation, question, nu + _correction(mass, slope, most))
         if there.value >= OUT_OF_REACH / 2:
             return asked
         change = there.gradient - here.gradient if known else np.zeros(len(step))
         lowest = min(state.lowest, state.certificate)
-        best, jump = _ahead(there, slope, state.jump)
+        best, jump = _ahead(there, slope, state.jump, self.steep)
         taken = self._proven(
             replace(
                 asked,
@@ -257,13 +263,16 @@ class MinimaxSums(MinimaxMethod[MinimaxSumsState]):
         return self.objective if rho == self._target else self.objective.with_strength(rho)
 
     def _sharper(self, state: MinimaxSumsState, judged: bool) -> MinimaxSumsState:
-        """Lower ρ as far as Newton's next step is short beside it, where the last was judged."""
-        if state.rho == self._target or not judged:
+        """Lower ρ as far as the next step is short beside it."""
+        if state.rho == self._target or (self.steep and not judged):
             return state
-        promise = _step(state.sums, state.bent, 0.0)[1]
-        rho = max(min(state.rho, NEAR * promise), state.rho / FALL, self._target)
+        promise = _step(state.sums, state.bent, 0.0 if self.steep else state.stretch)[1]
+        fall = STEEP if self.steep else FALL
+        rho = max(min(state.rho, NEAR * promise), state.rho / fall, self._target)
         if rho == state.rho:
             return state
+        if not self.steep:
+            return replace(state, rho=rho, merit=np.inf, known=False, jump=rho)
         n = len(state.weights)
         p = np.array(self.objective.weights(n))
         ends = self.objective._least(p), self.objective._most(p)
@@ -398,9 +407,13 @@ def _correction(mass: float, slope: float, most: float) -> float:
     return (mass - 1) / slope if slope > 0 else 0.0
 
 
-def _ahead(there: SumsAt, slope: float, jump: float) -> tuple[float, float]:
+def _ahead(there: SumsAt, slope: float, jump: float, steep: bool) -> tuple[float, float]:
     """Return where ν seems to be best, and how far it goes where the slope hardly says."""
     away = there.mass - 1
+    if slope > 0 and not steep:
+        return there.level + away / slope, jump
+    if away >= 0 and not steep:
+        return there.level, jump
     if abs(away) <= jump * slope:
         return there.level + away / slope if away else there.level, jump
     return there.level + np.sign(away) * jump, 2 * jump

@@ -139,9 +139,9 @@ class ClientSide(Protocol):
 Shapes = dict[str, tuple[int, ...]]  # of parts of an answer
 SPLITS = ("train", "test")
 REACH = 1e6  # the largest width: what is farther proves nothing
-# classes of widths, each a tenth wider than the one below it: a sum counts who is in which, and has
+# classes of widths, each a third wider than the one below it: a sum counts who is in which, and has
 # the largest for any number of clients, in whole numbers that masked sums have room for
-WIDTHS = np.geomspace(1e-6, REACH, 290)
+WIDTHS = np.geomspace(1e-2, REACH, 64)
 UNBOUNDED = 1e12  # of an error that nobody knows: nothing is proven then
 LOSS = "your loss at every point that the method visits"
 

@@ -31,7 +31,7 @@ from scaffpd.data.tabular.settings import CURVES
 from scaffpd.errors import InputError, unknown
 from scaffpd.fields import Json, Needs, SettingsTable
 from scaffpd.models import Personal
-from scaffpd.models.losses import LOSSES
+from scaffpd.models.losses import LOSSES, loss_named
 from scaffpd.objectives.floored import Floored, floor_of
 from scaffpd.pipeline.columns import Plan
 from scaffpd.pipeline.sites import Model, NamedModel
@@ -250,8 +250,10 @@ class FederationTerms(SettingsTable):
             return method
         model = self.linear()
         d = (width(self.encoding()) + 1) * model.get("classes", 1)  # and more with curves
-        bounded = not self.task.timed and LOSSES[model["loss"]].not_negative
-        return MinimaxSums(objective) if bounded and d * d * n <= LARGEST_SUMS else method
+        if self.task.timed or d * d * n > LARGEST_SUMS:
+            return method
+        loss = loss_named(model["loss"])
+        return MinimaxSums(objective, steep=not loss.smooth) if loss.not_negative else method
 
     def _floored(self, method: Algorithm) -> Algorithm:
         """Put a floor under every weight, so that nobody's claims leave one silo in a sum."""

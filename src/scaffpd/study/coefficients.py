@@ -283,8 +283,6 @@ class _Fit(NamedTuple):
         elif unknown:
             which = ", ".join(unknown[:MOST_NAMED]) + ", …" * (len(unknown) > MOST_NAMED)
             said += f" Not known: {which}. They separate outcomes, or say the same as others."
-        if errors == ROBUST and len(self.problem.weights) < 2:
-            said += " One client has no robust errors."
         differing = int((self.found.tau > 0).sum())
         rows = self.problem.n / len(self.problem.weights)
         if self.problem.means and differing > max(NODES):

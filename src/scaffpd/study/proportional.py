@@ -74,8 +74,8 @@ def proportional_hazards(cohort: Cohort) -> ProportionalHazards:
         raise InputError(
             NO_LIKELIHOOD,
             f"The effects of {', '.join(map(repr, lost[:MOST_NAMED]))}"
-            f"{' and others' if lost[MOST_NAMED:] else ''} cannot be told from the rows, so whether "
-            "they change with time cannot either: leave such columns out.",
+            f"{' and others' if lost[MOST_NAMED:] else ''} are not known from the rows, so whether "
+            "they change with time is not either: leave such columns out.",
         )
     at = inner.likelihood(torch.from_numpy(found.estimate).to(inner.rows.A))
     risk = at.risk
