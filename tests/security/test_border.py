@@ -209,9 +209,12 @@ def test_no_silo_is_asked_about_fewer_rows_than_its_file_allows(tmp_path, way):
             document.check(silo.file, silo.identity.card)
 
 
-@pytest.mark.parametrize("kind", mostly_long(["softmax", "squared", "poisson"], "softmax"))
+TASKS = ["softmax", "ordinal", "squared", "poisson"]
+
+
+@pytest.mark.parametrize("kind", mostly_long(TASKS, "softmax"))
 def test_other_tasks_post_what_was_announced(tmp_path, fake_clock, monkeypatch, kind):
-    labels = {} if kind == "softmax" else {"labels = [0, 1]\n": ""}
+    labels = {} if kind in ("softmax", "ordinal") else {"labels = [0, 1]\n": ""}
     model = {'kind = "logistic"\nl2 = 0.03': f'kind = "{kind}"'}
     path, places = federation(tmp_path, replacing=model | labels | SHORT)
     recorder, expected = compared(path, places, monkeypatch)
