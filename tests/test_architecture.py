@@ -72,6 +72,7 @@ BESIDES = {
     ("estimators", "sklearn"): "scikit-learn's own interface",
     ("data.datasets", "sklearn"): "the digits are scikit-learn's",
     ("models.execution", "joblib"): "several processes at a time; one needs nothing",
+    ("models.kernels", "triton"): "comes with PyTorch for CUDA; without it pieces are converted",
     ("training.progress", "rich"): "a bar where it is installed, a line where it is not",
     ("files", "filelock"): "locks of folders that several processes write to",
     ("privacy.accountant", "dp_accounting"): "the extra `privacy`",

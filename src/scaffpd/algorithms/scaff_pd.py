@@ -193,9 +193,11 @@ class ScaffPD(MinimaxMethod[ScaffPDState]):
         step = rates.primal(float(state.weights.sum()) or 1.0, self.local_steps)
         x = state.x - step * d
         slope = state.direction @ d
+        if x.dtype != torch.float64:  # along the step that is left after rounding
+            slope = state.direction.double() @ (state.x.double() - x.double()) / step
         r = state.rounds + 1
         at = self._ask(federation, x, state.seed, r)
-        trial = self._trial(state, at.losses, step, float(slope))
+        trial = self._trial(state, at.losses, step, float(slope), at.precision)
         if federation.sums.allows_reweighting:
             trial = replace(trial, bend=lambda: _bend(state, at, x))
         judged, accepted = rule.judge(state.rule, trial)
@@ -222,7 +224,9 @@ class ScaffPD(MinimaxMethod[ScaffPDState]):
         x = state.x - updates.sum(state.share)
         batch = None if self.exact else self.batch_size
         losses = federation.losses(x, batch, (state.seed, r, POINT))
-        judged, accepted = rule.judge(state.rule, self._trial(state, losses, 1.0, np.nan))
+        precision = torch.finfo(x.dtype).eps
+        trial = self._trial(state, losses, 1.0, np.nan, precision)
+        judged, accepted = rule.judge(state.rule, trial)
         state = replace(state, rule=judged, accepted=accepted, rounds=r)
         if not accepted:
             return state
@@ -233,9 +237,12 @@ class ScaffPD(MinimaxMethod[ScaffPDState]):
             state = replace(state, variates=stored.plus(-1.0, c).plus(scale, updates).vectors)
         return self._dual_step(self._taken(state, x, losses), rule.rates(judged))
 
-    def _trial(self, state: ScaffPDState, losses: Vector, step: float, slope: float) -> Trial:
-        precision = torch.finfo(state.x.dtype).eps
-        return Trial(self.objective, state.losses, losses, state.weights, step, slope, precision)
+    def _trial(
+        self, state: ScaffPDState, losses: Vector, step: float, slope: float, precision: float
+    ) -> Trial:
+        rounded = 0.0 if state.x.dtype == torch.float64 else torch.finfo(state.x.dtype).eps
+        known = state.losses, losses, state.weights, step, slope, precision, rounded
+        return Trial(self.objective, *known)
 
     def _rule(self, constants: Constants) -> StepRule:
         """Return the step rule for these losses: the rules of `Auto` are those of convex ones."""

@@ -198,6 +198,8 @@ class Gradients(Answers[GradientsAt]):
     ) -> None:
         super().__init__(federation, question, asked, reply)
         self.losses = self.numbers("loss")
+        # the losses' machine epsilon: linear models have them in double precision
+        self.precision = torch.finfo(reply.numbers["loss"]().dtype).eps
         self._sums: dict[bytes, Tensor] = {}
         self._error = 0.0
 

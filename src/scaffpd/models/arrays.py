@@ -10,8 +10,26 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scaffpd.errors import InputError
+from scaffpd.models.execution import parallel_map
 
 Array = NDArray[np.generic]
+LARGE = 2**26  # bytes that several cores look through
+
+
+def read_tables(names: Sequence[str], tables: Sequence[object]) -> list[Array]:
+    """Check the features of all clients, on all cores where there are many numbers."""
+    found: dict[str, Array] = {}
+
+    def work(client: tuple[str, object]) -> None:
+        found[client[0]] = read_features(*client)
+
+    clients = list(zip(names, tables, strict=True))
+    if sum(getattr(x, "nbytes", 0) for x in tables) < LARGE:
+        for client in clients:
+            work(client)
+    else:
+        parallel_map(work, clients, torch.device("cpu"))
+    return [found[name] for name in names]
 
 
 def read_features(name: str, x: object) -> Array:

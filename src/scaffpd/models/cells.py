@@ -65,7 +65,7 @@ class Cells:
     @classmethod
     def of(cls, A: Tensor) -> Self | None:
         """Find the groups in A; `None` if products of whole rows are as fast."""
-        if A.is_cuda or not len(A):
+        if A.is_cuda or not len(A) or A.dtype == torch.bfloat16:
             return None
         rows: Matrix = A.numpy()
         low, most = rows.min(0), rows.max(0)

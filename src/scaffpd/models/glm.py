@@ -173,7 +173,7 @@ class LinearOracle(RowsOracle):
             r = here.residual
             rest: Tensor | None = c
         else:
-            z = self.rows.A @ x.view(-1, self.outputs)
+            z = self.rows.times(x.view(-1, self.outputs))
             r = None
             moved = shift(at, correction)
             rest = self._own(moved) if isinstance(moved, Tensor) else None

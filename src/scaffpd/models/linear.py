@@ -24,11 +24,11 @@ from scaffpd.models.point import Ridge
 from scaffpd.models.quadratic import QuadraticOracle
 from scaffpd.models.risk_sets import EFRON, TIES
 from scaffpd.models.rows import RowsOracle
-from scaffpd.models.samples import Ragged, StackedSamples
+from scaffpd.models.samples import Ragged, StackedSamples, stack
 from scaffpd.models.weighted_loss import Weighted
 from scaffpd.numbers import AUTO as AUTO
 
-DTYPES = (torch.float32, torch.float64)
+DTYPES = (torch.float32, torch.float64, torch.bfloat16)
 FLAT = 1e-6  # ridge of an intercept: it changes nothing, and the certificate needs one everywhere
 
 
@@ -230,7 +230,8 @@ class Linear:
         if dtype not in DTYPES:
             raise InputError(
                 "dtype-unsupported",
-                f"Linear computes in torch.float32 or torch.float64, not in {dtype}.",
+                "Linear computes in torch.float32 (features may be in torch.bfloat16) or "
+                f"torch.float64, not in {dtype}.",
             )
         if features[0].ndim != 2:
             raise InputError(
@@ -246,16 +247,17 @@ class Linear:
         loss = self._loss()
         targets = loss.encode(data.labels, names, classes)
         y = torch.as_tensor(np.concatenate(targets.arrays), device=device)
-        y = y.to(dtype) if y.is_floating_point() else y
+        form = torch.float32 if dtype == torch.bfloat16 else dtype
+        y = y.to(form) if y.is_floating_point() else y
         sizes = [len(a) for a in features]
-        check_range(names, sizes, y.to(dtype), "target")
+        check_range(names, sizes, y.to(form), "target")
         if type(loss_named(self.loss)) not in BUILT_IN:
             check_loss(loss, y, targets.outputs)
         A = stack(features, self.intercept and not self.ordered, device, dtype)
         check_range(names, sizes, A, "feature")
         self._check_groups(features[0].shape[1] - len(self.beyond) * self.ordered)
-        layout = Ragged(sizes, device, dtype)
-        rows = StackedSamples(A, y, layout, 1 / layout.sizes[layout.owner].to(dtype))
+        layout = Ragged(sizes, device, form)
+        rows = StackedSamples(A, y, layout, 1 / layout.sizes[layout.owner].to(form))
         # A subclass of Squared may be any function: only this one has a closed form.
         kind = QuadraticOracle if type(loss) is Squared else LinearOracle
         ridge = self.ridge(A.shape[1], targets.outputs, device)
@@ -469,15 +471,3 @@ def _names(groups: object) -> tuple[str, ...]:
             "groups-not-names", f"Linear needs a list of names for groups, got {shortened(groups)}."
         )
     return tuple(found)
-
-
-def stack(
-    features: Sequence[Array], intercept: bool, device: torch.device, dtype: torch.dtype
-) -> Tensor:
-    """Stack the rows of all clients in one tensor; an intercept is a last column of ones."""
-    width = features[0].shape[1]
-    A = torch.empty(sum(map(len, features)), width + intercept, dtype=dtype, device=device)
-    A[:, width:] = 1
-    for part, x in zip(torch.split(A, [len(x) for x in features]), features, strict=True):
-        part[:, :width].copy_(torch.from_numpy(np.require(x, requirements=["C", "W"])))
-    return A

@@ -50,7 +50,7 @@ from scaffpd.federation import LocalPlan
 from scaffpd.models.draws import Draws
 from scaffpd.models.execution import GraphReplay, parallel_map
 from scaffpd.models.losses import Loss, Squared
-from scaffpd.models.numerics import Products, product, transposed
+from scaffpd.models.numerics import Products, product
 from scaffpd.models.oracle import StackedDisplacements
 from scaffpd.models.samples import CACHE, PaddedBlock, StackedSamples
 
@@ -126,7 +126,7 @@ class SpanDisplacements:
         if self.c.ndim == 3:
             out = torch.tensordot(weighted, self.c, 1)
         if self.R is not None:
-            out = out + transposed(self.rows.A, self.rows.layout.scaled(self.R, weights))
+            out = out + self.rows.transposed(self.rows.layout.scaled(self.R, weights))
         return out.flatten()
 
     def each(self) -> Tensor:
@@ -230,7 +230,7 @@ class SampleSteps:
         rows = self.rows
         rest = problem.rest
         common = rest is not None and rest.ndim == 2
-        along = rows.A @ rest if rest is not None and common else None
+        along = rows.times(rest) if rest is not None and common else None
         faded = 0.0 if problem.plan.batch_size is None else float(problem.l2)
         out = torch.zeros_like(problem.z)
         rates = problem.rates
@@ -273,7 +273,7 @@ class SampleSteps:
     def _padded(self, values: Tensor, block: PaddedBlock, axes: int = 1) -> Tensor:
         """Store numbers of samples, filled up to whole registers: a softmax is slow on the rest."""
         m = block.rows.shape[1]
-        lanes = REGISTER // self.rows.A.element_size()
+        lanes = REGISTER // values.element_size()
         if self.outputs > 1 and not values.is_cuda and 2 * m >= lanes:
             values = pad(values, (0, -m % lanes) * axes)
         return values.contiguous()
@@ -409,7 +409,7 @@ class FeatureSteps:
             z = problem.z[numbers].view(*shape, k).mT.contiguous()
             if not self.loss.smooth:
                 for own, t, at in zip(numbers, y, z, strict=True):
-                    A = rows.A[own].view(len(who), b, -1)
+                    A = rows.A[own].view(len(who), b, -1).to(push.dtype)
                     share = drawn.weight[..., None]
                     D = careful_step(problem, who, A, t.mT, at.mT, None, share, D)
                 continue
@@ -481,8 +481,9 @@ def _minibatch_loop(
     sample = push.new_empty(len(push), weight.shape[2], push.shape[2])
     products = Products(sample, push.shape[1])
     flat = sample.view(-1, push.shape[2])
+    half = A.dtype != push.dtype
     for t in range(len(numbers)):
-        torch.index_select(A, 0, numbers[t], out=flat)
+        flat.copy_(A[numbers[t]]) if half else torch.index_select(A, 0, numbers[t], out=flat)
         ahead = torch.sub(z[t], products.along(D), out=products.out)
         r = loss.across(ahead, y[t]).mul_(weight)
         products.back(r, torch.addcmul(push, keep, D, out=D))

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Protocol, cast
 
 import numpy as np
 import torch
@@ -130,28 +135,62 @@ def random_direction(like: Tensor) -> Tensor:
 
 # Numbers that are converted to double precision at a time: on a CPU they stay in the cache.
 PIECE = {"cpu": 2**16, "cuda": 2**24}
+# Numbers from which on a kernel on a GPU takes less time than its launch.
+LARGE = 2**20
+
+
+class Kernels(Protocol):
+    """What `scaffpd.models.kernels` has."""
+
+    def takes(self, A: Tensor, k: int) -> bool: ...
+    def product(self, A: Tensor, X: Tensor, transposed: bool = False) -> Tensor: ...
+
+
+@cache
+def kernels() -> Kernels | None:
+    """Return the products of one pass over A, if Triton is there and can compile them."""
+    if find_spec("triton") is None:
+        return None
+    try:
+        found = cast(Kernels, import_module("scaffpd.models.kernels"))
+        one = torch.ones(1, 1, device="cuda")
+        return found if float(found.product(one, one)) == 1 else None
+    except Exception as error:  # no compiler of C, an older Triton: slower, and as exact
+        logging.getLogger("scaffpd").info("Products without a kernel of our own: %s", error)
+        return None
 
 
 class DoubleProducts:
     """A X and AᵀV in double precision.
 
     Products of numbers in single precision are exact in double precision, to which A is converted
-    piece by piece, so that no second copy of A is stored.
+    number by number (`kernels`), or piece by piece, so that no second copy of A is stored.
     """
 
     def __init__(self, A: Tensor) -> None:
         self.A = A
         self.double = A.dtype == torch.float64
+        self.large = A.is_cuda and not self.double and A.numel() >= LARGE
+
+    def fused(self, k: int) -> Kernels | None:
+        """Return what multiplies by k columns in one pass."""
+        found = kernels() if self.large else None
+        return found if found is not None and found.takes(self.A, k) else None
 
     def times(self, X: Tensor) -> Tensor:
         if self.double:
             return self.A @ X
+        if fused := self.fused(X.shape[1]):
+            return fused.product(self.A, X)
         return torch.cat([piece @ X.double() for piece in self._pieces()])
 
     def transposed(self, V: Tensor) -> Tensor:
-        """Return AᵀV for V in double precision."""
+        """Return AᵀV."""
         if self.double:
             return transposed(self.A, V)
+        if fused := self.fused(V.shape[1]):
+            return fused.product(self.A, V, transposed=True)
+        V = V.double()
         out = V.new_zeros(V.shape[1], self.A.shape[1])
         start = 0
         for piece in self._pieces():

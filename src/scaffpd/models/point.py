@@ -23,12 +23,11 @@ from scaffpd.models.numerics import (
     product,
     quiet,
     root_above,
-    transposed,
 )
 from scaffpd.models.samples import SHORT, Levers, Reach, StackedSamples
 from scaffpd.models.weighted_loss import Weighted
 
-PIECE = 2**18  # numbers of a piece of A
+PIECE = {"cpu": 2**18, "cuda": 2**26}  # numbers of a piece of A
 # Vectors that a server adds up in double precision, one by one.
 CLIENTS = 2**13
 
@@ -156,8 +155,8 @@ class LinearPoint:
         if X.ndim == 3:
             return self.rows.along(X)
         if self.fine is None:
-            return self.rows.A @ X
-        return self.fine.products.times(X.to(self.fine.A.dtype))
+            return self.rows.times(X)
+        return self.fine.products.times(X.to(self.fine.share.dtype))
 
     @cached_property
     def slopes(self) -> Tensor:
@@ -172,7 +171,7 @@ class LinearPoint:
     def sum(self, weights: Tensor) -> Tensor:
         """Return Σ_i w_i c_i = Aᵀ(w ∘ r) + (Σ w) l2 ∘ x by one matrix product, for any N."""
         if self.fine is None:
-            out = transposed(self.rows.A, self._weighted(weights) * self.residual).flatten()
+            out = self.rows.transposed(self._weighted(weights) * self.residual).flatten()
             return out + weights.sum() * self.ridge.times(self.x)
         weights = weights.double()
         scaled = self.fine.layout.scaled(self.slopes, weights * self.fine.shares)
@@ -186,7 +185,7 @@ class LinearPoint:
         """Return T = A V, the change of the predictions along V's columns: (rows, outputs, k)."""
         k = V.shape[1]
         features = self.rows.A.shape[1]
-        return (self.rows.A @ V.reshape(features, self.outputs * k)).view(*self.z.shape, k)
+        return self.rows.times(V.reshape(features, self.outputs * k)).view(*self.z.shape, k)
 
     def norms(self, scale: Tensor | None = None) -> Tensor:
         squares = self._vectors().square()
@@ -280,7 +279,7 @@ class LinearPoint:
             return found if R == 0 else found.fill_(math.inf)
         A = self.rows.A
         far = root.new_empty(len(A))
-        step = max(PIECE // len(root), 1)
+        step = max(PIECE.get(A.device.type, PIECE["cuda"]) // len(root), 1)
         for k in range(0, len(A), step):
             far[k : k + step] = self._reach(root, A[k : k + step].double())
         wide = self.loss.widening(self.predictions, self.rows.y)
@@ -308,7 +307,7 @@ class LinearPoint:
 
     def times(self, V: Tensor, weights: Tensor) -> Tensor:
         bent = self._weighted(weights)[..., None] * self.bend(self._along(V))
-        out = transposed(self.rows.A, bent.flatten(1)).reshape(V.shape)
+        out = self.rows.transposed(bent.flatten(1)).reshape(V.shape)
         return out + weights.sum() * self.ridge.times(V.mT).mT
 
     def diagonal(self, weights: Tensor) -> Tensor:
@@ -462,9 +461,9 @@ def gram(rows: StackedSamples, w: Tensor, positive: bool = True) -> Tensor:
     if rows.cells is not None and rows.cells.pays(len(A)):
         return rows.cells.gram(w[:, 0])
     out = np.zeros((A.shape[1],) * 2)
-    step = max(PIECE // A.shape[1], 1)
+    step = max(PIECE["cpu"] // A.shape[1], 1)
     for k in range(0, len(A), step):
-        right = A[k : k + step].numpy()
+        right = A[k : k + step].to(rows.share.dtype).numpy()
         part = root[k : k + step] * right
         out += part.T @ (part if positive else right)
     return torch.from_numpy(out)

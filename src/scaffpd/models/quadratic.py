@@ -42,7 +42,7 @@ from scaffpd.models.losses import Loss
 from scaffpd.models.numerics import SAFE, UNIT
 from scaffpd.models.oracle import Held
 from scaffpd.models.point import LinearPoint, Ridge
-from scaffpd.models.samples import PaddedBlock, Ragged, Reach, StackedSamples
+from scaffpd.models.samples import PaddedBlock, Ragged, Reach, StackedSamples, table
 
 # Compress clients with more samples than this many times the features.
 WORTH = 1.2
@@ -127,7 +127,7 @@ def compress(rows: StackedSamples) -> Compressed:
 
     parallel_map(work, tall, A.device)
     fine = StackedSamples(A, y, layout, 1 / sizes[layout.owner].double())
-    return Compressed(in_format(fine, rows.A.dtype), fine, constant, noise)
+    return Compressed(in_format(fine, rows.share.dtype), fine, constant, noise)
 
 
 def in_format(fine: StackedSamples, dtype: torch.dtype) -> StackedSamples:
@@ -174,10 +174,10 @@ def rotate(rows: StackedSamples, ridge: Ridge, outputs: int) -> Rotated:
     features = rows.A.shape[1]
     shares = rows.layout.segment_max(rows.share)
     more = ridge.vector()
-    above = None if more is None else torch.from_numpy(more[::outputs] - ridge.least).to(rows.A)
+    above = None if more is None else torch.from_numpy(more[::outputs] - ridge.least).to(rows.share)
     lengths = [features if more is not None else min(m, features) for m in rows.layout.lengths]
-    layout = Ragged(lengths, rows.A.device, rows.A.dtype)
-    A = rows.A.new_zeros(len(layout.owner), features)
+    layout = Ragged(lengths, rows.A.device, rows.share.dtype)
+    A = table(len(layout.owner), features, rows.A.dtype, rows.A.device)
 
     def work(block: PaddedBlock) -> None:
         who = block.clients
@@ -189,8 +189,9 @@ def rotate(rows: StackedSamples, ridge: Ridge, outputs: int) -> Rotated:
 
     parallel_map(work, rows.blocks, A.device)
     share = shares[layout.owner]
-    norms = A.square().sum(1)
-    return Rotated(StackedSamples(A, A[:, :0], layout, share), 2 * share * norms, norms)
+    turned = StackedSamples(A, A[:, :0], layout, share)
+    norms = turned.norms.square()
+    return Rotated(turned, 2 * share * norms, norms)
 
 
 def orthogonal_rows(A: Tensor) -> Tensor:
@@ -255,7 +256,7 @@ class QuadraticOracle(LinearOracle):
             bottom[who] = torch.where(full, (1 - 8 * UNIT) * 2 * share[who] * smallest, 0)
 
         parallel_map(work, rows.blocks, top.device)
-        return top.to(self.rows.A.dtype), bottom
+        return top.to(self.rows.share.dtype), bottom
 
     @property
     def smoothness(self) -> Tensor:
@@ -309,7 +310,7 @@ class QuadraticOracle(LinearOracle):
         _, c = self._first(x, at, correction)
         base, gain = self._closed_form(plan)
         rows = self.rotated.rows
-        along = rows.A @ c if c.ndim == 2 else rows.along(c)
+        along = rows.times(c) if c.ndim == 2 else rows.along(c)
         return SpanDisplacements(rows, c, base, along.mul_(gain[:, None]))
 
     def _closed_form(self, plan: LocalPlan) -> tuple[Tensor, Tensor]:

@@ -25,7 +25,7 @@ class RowsOracle(Oracle):
         self.dimension = rows.A.shape[1] * outputs
 
     def start(self) -> Tensor:
-        return self.rows.A.new_zeros(self.dimension)
+        return self.rows.share.new_zeros(self.dimension)
 
     def contents(self) -> list[Tensor]:
         return [self.rows.A, self.rows.y, self.rows.layout.sizes]

@@ -13,7 +13,7 @@ is least: many small clients of any sizes make one block, and large ones are har
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -23,9 +23,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from scaffpd.models.arrays import Array
 from scaffpd.models.cells import Cells
 from scaffpd.models.execution import parallel_map, thread_count
-from scaffpd.models.numerics import DoubleProducts, product
+from scaffpd.models.numerics import DoubleProducts, product, transposed
 
 # Padded numbers that cost as much as one more block (measured); on a GPU launches are expensive and
 # arithmetic is cheap.
@@ -40,6 +41,10 @@ CACHE = 2**17
 STORED = 2**23
 # Binary orders of magnitude between columns up to which one bound on rounding serves them all.
 ALIKE = 4
+# Numbers of a row on a GPU that are read at once, to which rows are filled up.
+LINE = 16
+# Numbers that are brought to a GPU at a time.
+SENT = 2**23
 # numbers in A from which columns of few values are looked for
 CELLS = 2**18
 
@@ -108,7 +113,7 @@ class Ragged:
         """Write the rows of some clients, (n, ≥ m, ...), into a stack; skip rows they lack."""
         position = torch.arange(values.shape[1], device=self.sizes.device)
         inside = position < self.sizes[clients, None]
-        stack[(self.starts[clients, None] + position)[inside]] = values[inside]
+        stack[(self.starts[clients, None] + position)[inside]] = values[inside].to(stack.dtype)
 
     def scaled(self, rows: Tensor, values: Tensor) -> Tensor:
         """Multiply the rows of each client, (M, k), by its number, (N,)."""
@@ -212,6 +217,43 @@ class Ragged:
         return PaddedBlock(who, drawn.add_(self.starts[who].view(shape)), weight)
 
 
+def table(rows: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return room for A; on a GPU each row begins at a whole line."""
+    filled = -width % LINE if device.type == "cuda" and dtype != torch.float64 else 0
+    A = torch.empty(rows, width + filled, dtype=dtype, device=device)
+    A[:, width:] = 0
+    return A[:, :width]
+
+
+def stack(
+    features: Sequence[Array], intercept: bool, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    """Stack the rows of all clients in one tensor; an intercept is a last column of ones."""
+    width = features[0].shape[1]
+    A = table(sum(map(len, features)), width + intercept, dtype, device)
+    A[:, width:] = 1
+
+    def work(client: tuple[Tensor, Array]) -> None:
+        part, x = client
+        given = torch.from_numpy(np.require(x, requirements=["C", "W"]))
+        if device.type != "cuda":
+            part.copy_(given)
+            return
+        step = max(1, SENT // width)
+        for into, piece in zip(torch.split(part, step), torch.split(given, step), strict=True):
+            into.copy_(piece.pin_memory(), non_blocking=True)
+
+    clients = list(
+        zip(torch.split(A[:, :width], [len(x) for x in features]), features, strict=True)
+    )
+    if device.type == "cuda":  # which several cores feed
+        parallel_map(work, clients, torch.device("cpu"))
+    else:
+        for client in clients:
+            work(client)
+    return A
+
+
 def cheapest_cuts(sizes: NDArray[np.int64], overhead: float) -> list[int]:
     """Find the ends of blocks of descending `sizes`: least Σ_blocks (overhead + clients·longest).
 
@@ -289,7 +331,10 @@ class Reach(NamedTuple):
 
 @dataclass(frozen=True)
 class StackedSamples:
-    """Stacked samples of all clients: features A, targets y, a row's share in its client's mean."""
+    """Stacked samples of all clients: features A, targets y, a row's share in its client's mean.
+
+    A may have the two bytes of bfloat16 where all else has four: it is what it is rounded to.
+    """
 
     A: Tensor
     y: Tensor
@@ -311,7 +356,10 @@ class StackedSamples:
 
     def of(self, block: PaddedBlock) -> tuple[Tensor, Tensor]:
         """Return a block's (A, y): views if nothing is padded, else copies, stored if small."""
-        return self._copies.get(block.number) or (block.of(self.A), block.of(self.y))
+        return self._copies.get(block.number) or self._of(block)
+
+    def _of(self, block: PaddedBlock) -> tuple[Tensor, Tensor]:
+        return block.of(self.A).to(self.share.dtype), block.of(self.y)
 
     def alone(self, block: PaddedBlock) -> tuple[Tensor, Tensor]:
         """Return a block's (A, y) with zeros for padding, so that only own rows count."""
@@ -326,7 +374,7 @@ class StackedSamples:
         padded = [block for block in self.blocks if block.first is None]
         if sum(block.rows.numel() for block in padded) * self.A.shape[1] > STORED:
             return {}
-        return {block.number: (block.of(self.A), block.of(self.y)) for block in padded}
+        return {block.number: self._of(block) for block in padded}
 
     def each(self, V: Tensor) -> Tensor:
         """Return A_iᵀV_i of every client, (N, features, k), for V (M, k); in the format of V."""
@@ -346,15 +394,26 @@ class StackedSamples:
         out = U.new_zeros(len(self.layout.owner), U.shape[2])
 
         def work(block: PaddedBlock) -> None:
-            block.put(out, product(self.of(block)[0], U[block.clients]))
+            block.put(out, product(self.of(block)[0].to(U.dtype), U[block.clients]))
 
         parallel_map(work, self.blocks, U.device)
         return out
 
     @cached_property
     def norms(self) -> Tensor:
-        norms: Tensor = self.A.norm(dim=1)
+        norms: Tensor = torch.linalg.vector_norm(self.A, dim=1, dtype=self.share.dtype)
         return norms
+
+    def times(self, X: Tensor) -> Tensor:
+        """Return A X in the format of X."""
+        return self.products.times(X).to(X.dtype) if self._fused(X) else self.A @ X
+
+    def transposed(self, V: Tensor) -> Tensor:
+        """Return AᵀV in the format of V."""
+        return self.products.transposed(V).to(V.dtype) if self._fused(V) else transposed(self.A, V)
+
+    def _fused(self, X: Tensor) -> bool:
+        return self.A.dtype != X.dtype or self.products.fused(X.shape[1]) is not None
 
     @cached_property
     def products(self) -> DoubleProducts:
@@ -377,7 +436,7 @@ class StackedSamples:
     def scales(self) -> Tensor:
         """Powers of two above the largest entries of columns."""
         # two passes, which take a quarter of the time of `aminmax`
-        most = torch.maximum(self.A.amax(0), -self.A.amin(0))
+        most = torch.maximum(self.A.amax(0), -self.A.amin(0)).to(self.share.dtype)
         exponents = torch.frexp(most).exponent
         return torch.ldexp(torch.ones_like(most, dtype=torch.float64), exponents)
 
@@ -402,5 +461,5 @@ class StackedSamples:
         return self._part(picked, lengths, self.share[picked])
 
     def _part(self, rows: Tensor, lengths: list[int], share: Tensor) -> StackedSamples:
-        layout = Ragged(lengths, self.A.device, self.A.dtype)
+        layout = Ragged(lengths, self.A.device, self.layout.dtype)
         return StackedSamples(self.A[rows], self.y[rows], layout, share)

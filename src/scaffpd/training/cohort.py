@@ -30,7 +30,7 @@ from scaffpd.federation import (
 )
 from scaffpd.federation.modes import ModesAt
 from scaffpd.federation.questions import Displacements, EvaluatedPoint, GradientsAt, Question, Reply
-from scaffpd.models.arrays import read_features, read_labels
+from scaffpd.models.arrays import read_labels, read_tables
 from scaffpd.models.envelopes import client_modes, proximal_steps
 from scaffpd.models.modes import ClientModes
 from scaffpd.models.module import Module
@@ -335,7 +335,9 @@ class Cohort(Federation):
             two `Private(...)` or `Personal(...)`.
         names: the clients' names; by default their numbers ("client-0", …).
         device: device of the data and x, such as "cpu" or "cuda".
-        dtype: float64 by default for linear models, the network's own for modules.
+        dtype: float64 by default for linear models, the network's own for modules. With bfloat16
+            linear models keep features in it and compute in float32: half of the memory, and of
+            the time where reading takes it. Certificates are of the rounded features.
         test: held-out pairs in the same order (or with the same names), for `evaluate(x, "test")`.
         settle: whether strengths that are "auto" are set by evidence now, so that `model` has them
             as numbers; `strengths` says what was found.
@@ -423,7 +425,7 @@ def bound(
     """Check the clients' arrays and bind the model to them; held-out rows are bound `like` the
     training rows.
     """
-    X = [read_features(name, x) for name, (x, _) in zip(names, pairs, strict=True)]
+    X = read_tables(names, [x for x, _ in pairs])
     y = [read_labels(name, b, len(a)) for name, a, (_, b) in zip(names, X, pairs, strict=True)]
     columns = agreed_columns(names, [x for x, _ in pairs], None if like is None else like.columns)
     shape = X[0].shape[1:] if like is None else like.shape

@@ -110,6 +110,7 @@ class Trial:
     step: float  # the factor on d
     slope: float  # ⟨c, d⟩
     precision: float  # the machine epsilon of the losses' number format
+    rounded: float = 0.0  # that of the slope's, if it is not double precision
     # ½ Σ_i λ⁺_i ⟨c_i(x⁺) − c_i(x), x⁺ − x⟩ from two sums; `None` if masks allow only one
     bend: Callable[[], float] | None = None
 
@@ -331,6 +332,7 @@ def curvature_and_change(trial: Trial, expected: float = 0.0) -> tuple[float, Ve
     change = trial.after - trial.before
     bregman = float(weights @ change) + trial.step * trial.slope
     noise = 2 * trial.precision * float(weights @ (np.abs(trial.before) + np.abs(trial.after)))
+    noise += trial.rounded * trial.step * abs(trial.slope)
     if bregman < 1e4 * noise:
         bregman = max(bregman, expected, 0.0) if trial.bend is None else max(trial.bend(), 0.0)
     return bregman, change - change.mean() if trial.objective.simplex else change
