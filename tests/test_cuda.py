@@ -1,14 +1,30 @@
-"""The same run on a GPU: the same optimum, certified, and bit for bit the same when repeated."""
+"""The same run on a GPU: the same optimum, certified, and bit for bit the same when repeated.
+
+TRITON_INTERPRET=1 runs the kernels on a CPU, where Triton is installed.
+"""
+
+import os
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
 import torch
 
 import scaffpd as sp
-from scaffpd.models import glm, quadratic
+from scaffpd.models import glm, numerics, quadratic
 from scaffpd.models.local_steps import Path
+from scaffpd.models.numerics import DoubleProducts, gamma
+from scaffpd.models.samples import table
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+GPU = torch.cuda.is_available()
+needs_gpu = pytest.mark.skipif(not GPU, reason="no CUDA device here")
+needs_triton = pytest.mark.skipif(
+    find_spec("triton") is None or not (GPU or os.environ.get("TRITON_INTERPRET")),
+    reason="no Triton, or no CUDA device and TRITON_INTERPRET is not set",
+)
+# of Triton's interpreter, for NumPy before 2.4
+pytestmark = pytest.mark.filterwarnings("ignore:Conversion of an array:DeprecationWarning")
+WHERE = torch.device("cuda" if GPU else "cpu")
 
 
 def problem(loss):
@@ -20,6 +36,75 @@ def problem(loss):
     return clients
 
 
+@needs_triton
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("m", "d"), [(1, 1), (1, 700), (700, 1), (37, 131), (64, 48), (5, 300), (513, 1040)]
+)
+def test_products_of_one_pass_err_less_than_their_bound(m, d, dtype):
+    """Tables in whole lines and others, tiny numbers, and the same bits again."""
+    from scaffpd.models import kernels
+
+    random = torch.Generator().manual_seed(m + d)
+    least = -140 if GPU else -110  # the interpreter rounds what is below normal numbers
+    sizes = 2.0 ** torch.randint(least, 3, (m, d), generator=random)
+    given = torch.randn(m, d, generator=random) * sizes
+    aligned = table(m, d, dtype, WHERE)
+    aligned.copy_(given)
+    for A in (aligned, aligned.contiguous()):
+        for k in (1, 2, 10, 100):
+            if not kernels.takes(A, k):
+                assert (dtype, k) != (dtype, 1)
+                continue
+            X = torch.randn(d, k, generator=random).to(WHERE)
+            V = torch.randn(m, k, generator=random, dtype=torch.float64).to(WHERE)
+            for turned, B, right in ((False, A, X), (True, A.T, V)):
+                ours = kernels.product(A, right, turned)
+                assert torch.equal(ours, kernels.product(A, right, turned))
+                exact = B.double() @ right.double()
+                room = 2 * gamma(B.shape[1] + 2) * (B.double().abs() @ right.double().abs())
+                assert bool(((ours - exact).abs() <= room + 1e-300).all())
+
+
+@needs_triton
+def test_products_go_to_the_kernel_where_there_is_one(monkeypatch):
+    """A X and AᵀV of a table of some size, and of one of two columns in two bytes, without it."""
+    from scaffpd.models import kernels
+
+    monkeypatch.setattr(numerics, "kernels", lambda: kernels)
+    A = torch.randn(1040, 1024, device=WHERE)
+    X = torch.randn(1024, 2, device=WHERE)
+    asked = []
+    taken = kernels.product
+    monkeypatch.setattr(kernels, "product", lambda *a, **k: asked.append(a) or taken(*a, **k))
+    for table_, times in ((A, 2), (A.bfloat16(), 0), (A[:8], 0), (A.double(), 0)):
+        products = DoubleProducts(table_)
+        products.large |= not GPU and table_.numel() >= numerics.LARGE and not products.double
+        ahead = products.times(X.to(table_.dtype) if products.double else X)
+        back = products.transposed(ahead)
+        torch.testing.assert_close(ahead, table_.double() @ X.double(), rtol=1e-11, atol=1e-11)
+        torch.testing.assert_close(back, table_.double().T @ ahead, rtol=1e-11, atol=1e-9)
+        assert len(asked) == times
+        asked.clear()
+
+
+@needs_gpu
+def test_a_gpu_without_triton_converts_pieces(monkeypatch):
+    """Without Triton the same certificates, within their bounds."""
+    random = np.random.default_rng(0)
+    X = random.standard_normal((700, 2000)).astype(np.float32) * 2000**-0.5
+    pairs = list(zip(np.split(X, 7), np.split(X[:, 0] * 9, 7), strict=True))
+    found = []
+    for fast in (True, False):
+        if not fast:
+            monkeypatch.setattr(numerics, "kernels", lambda: None)
+        cohort = sp.Cohort(pairs, sp.Linear(l2=0.1), device="cuda", dtype=torch.float32)
+        found.append(sp.train(sp.ScaffPD(sp.ChiSquare(0.1)), cohort, rounds=100, tol=1e-7))
+    assert found[0].status == found[1].status == "converged"
+    np.testing.assert_allclose(found[0].x, found[1].x, atol=2e-3)
+
+
+@needs_gpu
 @pytest.mark.parametrize("loss", ["squared", "logistic", "softmax"])
 @pytest.mark.parametrize(
     "objective", [sp.Average(), sp.Agnostic(), sp.ChiSquare(0.1), sp.QFair(1.0)]
@@ -40,6 +125,7 @@ def test_a_gpu_finds_the_same_certified_optimum(loss, objective):
     np.testing.assert_array_equal(gpu.history.losses, again.history.losses)
 
 
+@needs_gpu
 @pytest.mark.parametrize("columns", [None, [0, 3]])
 @pytest.mark.parametrize("loss", ["squared", "logistic", "softmax"])
 def test_personal_models_are_the_same_on_a_gpu(loss, columns):
@@ -54,6 +140,7 @@ def test_personal_models_are_the_same_on_a_gpu(loss, columns):
     assert results[0].status == results[1].status == "converged"
 
 
+@needs_gpu
 def test_minibatches_and_networks_run_on_a_gpu():
     torch.manual_seed(0)
     network = torch.nn.Sequential(torch.nn.Linear(10, 8), torch.nn.Tanh(), torch.nn.Linear(8, 4))
@@ -67,6 +154,7 @@ def test_minibatches_and_networks_run_on_a_gpu():
     assert np.all(np.isfinite(own.personal))
 
 
+@needs_gpu
 def test_single_precision_keeps_its_bounds_on_a_gpu():
     """More features than rows, in single precision: within the bounds of its answers."""
     random = np.random.default_rng(0)
@@ -88,6 +176,7 @@ def test_single_precision_keeps_its_bounds_on_a_gpu():
         assert error.norm() <= ours.rounding()[1][i] + theirs.rounding()[1][i]
 
 
+@needs_gpu
 @pytest.mark.parametrize("path", [Path.SAMPLES, Path.FEATURES])
 @pytest.mark.parametrize("loss", ["squared", "logistic", "softmax"])
 def test_recorded_local_steps_are_those_of_the_cpu(loss, path, monkeypatch):

@@ -22,12 +22,12 @@ def top(p, n=25, by="cumulative"):
     s = io.StringIO(); pstats.Stats(p, stream=s).sort_stats(by).print_stats(n)
     return "\n".join(line for line in s.getvalue().splitlines()[4:] if line.strip())
 
-def rounds(name, N, m, d, loss, classes=0, profile=True):
+def rounds(name, N, m, d, loss, classes=0, profile=True, dtype=torch.float32):
     t = time.perf_counter(); pairs = data(N, m, d, classes, loss); print(f"== {name}: data {time.perf_counter()-t:.1f} s", flush=True)
     model = sp.Linear(loss, l2=1e-3, classes=classes or None)
     if DEV == "cuda": torch.zeros(1, device=DEV); torch.linalg.eigvalsh(torch.eye(4, device=DEV).double())
     p = cProfile.Profile(); t = time.perf_counter(); p.enable()
-    cohort = sp.Cohort(pairs, model, device=DEV, dtype=torch.float32); sync()
+    cohort = sp.Cohort(pairs, model, device=DEV, dtype=dtype); sync()
     p.disable(); print(f"bind {time.perf_counter()-t:.2f} s", flush=True); print(top(p, 18, "tottime"), flush=True)
     del pairs
     p = cProfile.Profile(); t = time.perf_counter(); p.enable()
@@ -40,7 +40,7 @@ def rounds(name, N, m, d, loss, classes=0, profile=True):
     sync(); each = []
     for _ in range(7):
         sync(); t = time.perf_counter(); state = method.round(cohort, state); sync(); each.append(1e3 * (time.perf_counter() - t))
-    gb = N * m * d * 4 / 1e9
+    gb = N * m * d * torch.finfo(dtype).bits / 8e9
     print(f"ROUND {name}: {' '.join(f'{e:.2f}' for e in each)} ms; 4 passes of {gb:.1f} GB at 4.24 TB/s {4*gb/4.24:.2f} ms; gap {state.certificate}", flush=True)
     if not profile: return
     p = cProfile.Profile(); p.enable()
@@ -54,7 +54,7 @@ def rounds(name, N, m, d, loss, classes=0, profile=True):
         print(q.key_averages().table(sort_by="self_cuda_time_total", row_limit=22, max_name_column_width=60)[:9000], flush=True)
 
 def fair():
-    for N, m, d, loss, dt in ((3, 30, 5, "logistic", torch.float64),) if "tiny" in sys.argv else ((30, 300, 50, "squared", torch.float64), (100, 1000, 100, "logistic", torch.float64), (20, 5000, 500, "logistic", torch.float64), (20, 5000, 500, "logistic", torch.float32), (20, 20000, 1000, "logistic", torch.float64), (10, 500, 20000, "logistic", torch.float32)):
+    for N, m, d, loss, dt in ((3, 30, 5, "logistic", torch.float64),) if "tiny" in sys.argv else ((30, 300, 50, "squared", torch.float64), (100, 1000, 100, "logistic", torch.float64), (20, 5000, 500, "logistic", torch.float64), (20, 20000, 1000, "logistic", torch.float64)):
         pairs = data(N, m, d, 0, loss)
         for device in ("cuda", "cpu"):
             for turn in range(2 if device == "cuda" or N * m * d < 1e8 else 1):
@@ -69,6 +69,8 @@ def fair():
 
 part = sys.argv[1]
 if part == "big": rounds("100x500x50000", 100, 500, 50_000, "squared")
+elif part == "bigbf16": rounds("100x500x50000 bf16", 100, 500, 50_000, "squared", dtype=torch.bfloat16)
+elif part == "smallbf16": rounds("10x500x20000 bf16", 10, 500, 20_000, "squared", dtype=torch.bfloat16, profile=False)
 elif part == "small": rounds("10x500x20000", 10, 500, 20_000, "squared")
 elif part == "softmax": rounds("10x500x20000 softmax", 10, 500, 20_000, "softmax", 10)
 elif part == "logistic": rounds("10x500x20000 logistic", 10, 500, 20_000, "logistic", 0)
