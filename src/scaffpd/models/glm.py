@@ -18,9 +18,9 @@ from scaffpd.federation.questions import Displacements, EvaluatedPoint
 from scaffpd.models.corrections import CorrectionProblem
 from scaffpd.models.draws import Draws, streams
 from scaffpd.models.execution import parallel_map
+from scaffpd.models.local_problem import LocalProblem
 from scaffpd.models.local_steps import (
     FeatureSteps,
-    LocalProblem,
     Path,
     SampleSteps,
     SpanDisplacements,

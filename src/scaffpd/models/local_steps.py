@@ -22,11 +22,7 @@ That is m² multiplications per output in place of 2·b·features, minibatches a
 Features: d itself, held output by output, D (n, k, features), because BLAS is fastest (by up to six
 times, for matrices this small) at products of row-major matrices from the left.
 
-Counts: ℓ'' = e^z has no bound. Within log 2 of every z it at most doubles, so that a step of
-
-    min(η, log 2/max_j |⟨a_j, G⟩|, 1/(2 max_j ‖a_j‖² ℓ''_j + l2 + μ))
-
-along G, at the client's own point, goes down (`careful_step`).
+Counts have steps of a length of their own (`careful_steps.py`).
 
 Work is split into pieces: a few clients whose samples fit into a core's cache. They take all J
 steps before the next piece starts, so that the samples are read from memory once and not J times.
@@ -35,9 +31,6 @@ Minibatches are drawn on the device, for as many steps at a time as need little 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from platform import machine
@@ -47,8 +40,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from scaffpd.federation import LocalPlan
-from scaffpd.models.draws import Draws
+from scaffpd.models.careful_steps import careful_loop, careful_step
 from scaffpd.models.execution import GraphReplay, parallel_map
+from scaffpd.models.local_problem import LocalProblem
 from scaffpd.models.losses import Loss, Squared
 from scaffpd.models.numerics import Products, product
 from scaffpd.models.oracle import StackedDisplacements
@@ -63,8 +57,6 @@ LARGEST = 2**22
 STORED = {"cpu": 2**24, "cuda": 2**28}
 # Bytes of a processor's register.
 REGISTER = 64 if machine() in ("x86_64", "AMD64") else 16
-# Numbers that are drawn and collected at a time.
-SLAB = {"cpu": 2**22, "cuda": 2**27}
 
 
 class Path(Enum):
@@ -87,9 +79,9 @@ def cheapest_path(
     if type(loss) is Squared and plan.batch_size is None:
         return Path.CLOSED
     sizes = rows.layout.lengths
-    if max(sizes) ** 2 > LARGEST or not (even and loss.smooth):
-        return Path.FEATURES
     collected = plan.batch_size is not None
+    if max(sizes) ** 2 > LARGEST or not even or (collected and not loss.smooth):
+        return Path.FEATURES
     features = rows.A.shape[1]
     square = sum(m * m for m in sizes)
     read = len(sizes) * plan.batch_size if plan.batch_size is not None else sum(sizes)
@@ -136,60 +128,6 @@ class SpanDisplacements:
         return out.flatten(1)
 
 
-@dataclass(frozen=True)
-class LocalProblem:
-    """Start of the local steps of all clients.
-
-    Attributes:
-        rows: the samples.
-        loss: ℓ.
-        z: the predictions at x, (M, k).
-        r: r₀ = ∂ℓ/∂z there; `None` for minibatches.
-        c: pushed by every step, one for all, (features, k), or each client's own.
-        rest: c without `l2` x, in the same shapes; `None` for zero. Full gradients: c.
-        rates: η_i, (N, 1, 1).
-        l2: the regulariser, (1, 1) or (k, features).
-        plan: J and the minibatches.
-        seeds: seeds of the clients' minibatches, (N,).
-    """
-
-    rows: StackedSamples
-    loss: Loss
-    z: Tensor
-    r: Tensor | None
-    c: Tensor
-    rest: Tensor | None
-    rates: Tensor
-    l2: Tensor
-    plan: LocalPlan
-    seeds: Tensor
-
-    @property
-    def keep(self) -> Tensor:
-        """1 − η(l2 + μ), (N, 1, 1) or (N, k, features)."""
-        return 1 - self.rates * (self.l2 + self.plan.prox)
-
-    def slabs(self, who: Tensor, numbers: int) -> Iterator[tuple[int, int, PaddedBlock | None]]:
-        """Yield the first and the last step of each part of the J steps, and its minibatches.
-
-        Args:
-            who: the clients.
-            numbers: that one client needs for a step.
-        """
-        J = self.plan.steps
-        b = self.plan.batch_size
-        draws = Draws.of(self.seeds[who])
-        most = max(1, SLAB.get(who.device.type, SLAB["cuda"]) // (len(who) * numbers))
-        # The first step with full gradients changes nothing, because r(x − d) = r₀.
-        for first in range(1 if b is None else 0, J, most):
-            last = min(first + most, J)
-            if b is None:
-                yield first, last, None
-                continue
-            uniform = draws.uniform((last - first) * b).view(len(who), last - first, b)
-            yield first, last, self.rows.layout.minibatch(uniform, who)
-
-
 def local_gain(h: Tensor, rate: Tensor | float, steps: int | Tensor) -> Tensor:
     """Return ϕ(h) = (1 − (1 − η h)^J)/h, accurate for small ηh, and ηJ at h = 0."""
     e = rate * h
@@ -220,7 +158,8 @@ class SampleSteps:
             A, y = self.rows.of(block)
             y = self.loss.dense(y, self.outputs, A.dtype).mT
             K = self._padded(-torch.bmm(A, A.mT), block, axes=2)
-            loop = GraphReplay(partial(_sample_loop, self.loss, K, self._padded(y, block)))
+            steps = _sample_loop if self.loss.smooth else careful_loop
+            loop = GraphReplay(partial(steps, self.loss, K, self._padded(y, block)))
             if stores_inner_products(self.rows):
                 self.loops[number] = loop
         return loop
@@ -235,6 +174,8 @@ class SampleSteps:
         out = torch.zeros_like(problem.z)
         rates = problem.rates
         keep = problem.keep
+        p = rates.flatten() * total(keep.flatten(), problem.plan.steps)
+        hold = (problem.l2 + problem.plan.prox).expand(problem.plan.steps, 1, 1)
 
         def work(item: tuple[int, PaddedBlock]) -> None:
             number, block = item
@@ -246,6 +187,12 @@ class SampleSteps:
             R = torch.zeros_like(Z)
             m = Z.shape[2]
             b = problem.plan.batch_size
+            if not self.loss.smooth:
+                share = self._across(block, block.weight[..., None])
+                seen = self._loop(number, block)(Z, P, r, share, rates[who], hold)
+                p[who] = seen[:, 0, -1]
+                block.put(out, seen[..., :-1].mT)
+                return
             for first, last, drawn in problem.slabs(who, 4 if b is None else m + 4 * b):
                 if drawn is None:
                     weight = self._across(block, rates[who] * block.weight[..., None])[None]
@@ -253,13 +200,12 @@ class SampleSteps:
                     places = drawn.rows - rows.layout.starts[who, None, None]
                     weight = counted(places, rates[who, 0] * drawn.weight, m)
                 done = torch.arange(first, last, device=rates.device).view(-1, 1, 1, 1)
-                p = rates[who] * total(keep[who], done)
-                fade = 1 - faded * p if faded else p.new_ones(len(p))
-                R = self._loop(number, block)(R, Z, P, r, weight, p, fade, keep[who])
+                ahead = rates[who] * total(keep[who], done)
+                fade = 1 - faded * ahead if faded else ahead.new_ones(len(ahead))
+                R = self._loop(number, block)(R, Z, P, r, weight, ahead, fade, keep[who])
             block.put(out, R.mT)
 
         parallel_map(work, list(enumerate(rows.squares)), out.device)
-        p = rates.flatten() * total(keep.flatten(), problem.plan.steps)
         return SpanDisplacements(rows, problem.c, p, out)
 
     def _across(self, block: PaddedBlock, values: Tensor | None) -> Tensor:
@@ -382,8 +328,9 @@ class FeatureSteps:
         if not self.loss.smooth:
             D = torch.zeros_like(push)
             for _ in range(problem.plan.steps):
-                who = block.clients
-                D = careful_step(problem, who, A, y.mT, z.mT, r.mT, block.weight[..., None], D)
+                D = careful_step(
+                    problem, block.clients, A, y.mT, z.mT, r.mT, block.weight[..., None], D
+                )
             return D
         weight = (problem.rates[block.clients, 0] * block.weight)[:, None]
         products = Products(A, z.shape[1])
@@ -416,41 +363,6 @@ class FeatureSteps:
             weight = (problem.rates[who, 0] * drawn.weight)[:, None]
             D = self._loop(D, numbers, y, z, weight, push, keep)
         return D
-
-
-def careful_step(
-    problem: LocalProblem,
-    who: Tensor,
-    A: Tensor,
-    y: Tensor,
-    z: Tensor,
-    r: Tensor | None,
-    share: Tensor,
-    D: Tensor,
-) -> Tensor:
-    """Return the displacements after a step that is as short as the clients' curvature asks for.
-
-    Args:
-        problem: where the steps started.
-        who: the clients.
-        A: their samples.
-        y: their targets.
-        z: their predictions at x.
-        r: derivatives there; `None` for minibatches.
-        share: of the samples in a client's mean, 0 for padding, (n, m, 1).
-        D: displacements before, (n, 1, features).
-    """
-    c = problem.c if problem.c.ndim == 2 else problem.c[who]
-    hold = problem.l2 + problem.plan.prox
-    there = z - A @ D.mT
-    change = problem.loss.residual(there, y)
-    change = share * (change if r is None else change - r)
-    G = c.mT - hold * D + change.mT @ A
-    moved = (A @ G.mT).abs()
-    bend = problem.loss.bends(there, y) * A.square().sum(2, keepdim=True)
-    far, steep = (torch.where(share > 0, t, 0).amax(1, keepdim=True) for t in (moved, bend))
-    safe = torch.minimum(math.log(2) / far, 1 / (2 * steep + hold.max()))
-    return D + torch.minimum(problem.rates[who], safe) * G
 
 
 def _minibatch_loop(
