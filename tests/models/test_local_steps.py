@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import scaffpd as sp
 from scaffpd.federation import LocalPlan
-from scaffpd.models import execution, glm, local_steps, quadratic
+from scaffpd.models import execution, glm, local_problem, local_steps, quadratic
 from scaffpd.models.draws import Draws
 from scaffpd.models.execution import GraphReplay
 from scaffpd.models.glm import LinearOracle
@@ -97,7 +97,7 @@ def same(ours, theirs):
 def test_steps_may_be_drawn_a_few_at_a_time(path, monkeypatch):
     go_by(monkeypatch, path)
     whole = displacements(cohort("softmax"), PLANS["minibatches"], corrected=True)
-    monkeypatch.setitem(local_steps.SLAB, "cpu", 1)
+    monkeypatch.setitem(local_problem.SLAB, "cpu", 1)
     same(displacements(cohort("softmax"), PLANS["minibatches"], corrected=True), whole)
 
 
@@ -107,7 +107,7 @@ def test_memory_does_not_grow_with_the_number_of_steps():
     most = []
     uniform = Draws.uniform
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(local_steps.SLAB, "cpu", 2**12)
+        patch.setitem(local_problem.SLAB, "cpu", 2**12)
         patch.setattr(
             Draws,
             "uniform",

@@ -241,8 +241,8 @@ class ScaffPD(MinimaxMethod[ScaffPDState]):
         self, state: ScaffPDState, losses: Vector, step: float, slope: float, precision: float
     ) -> Trial:
         rounded = 0.0 if state.x.dtype == torch.float64 else torch.finfo(state.x.dtype).eps
-        known = state.losses, losses, state.weights, step, slope, precision, rounded
-        return Trial(self.objective, *known)
+        known = state.losses, losses, state.weights, step, slope, precision
+        return Trial(self.objective, *known, rounded=rounded)
 
     def _rule(self, constants: Constants) -> StepRule:
         """Return the step rule for these losses: the rules of `Auto` are those of convex ones."""

@@ -223,7 +223,7 @@ class GradientsAt(Losses):
         rounding = cache(point.rounding)
 
         def errors() -> Tensor:
-            return torch.stack([part.double().cpu() for part in rounding()], 1)
+            return torch.stack([part.double() for part in rounding()], 1).cpu()
 
         def finite() -> Tensor:
             return errors().nan_to_num(UNBOUNDED, UNBOUNDED).clamp(max=UNBOUNDED)

@@ -17,7 +17,7 @@ from scaffpd.federation import Constants, LocalPlan, Vector, same_point
 from scaffpd.federation.questions import Displacements, EvaluatedPoint
 from scaffpd.models.corrections import CorrectionProblem
 from scaffpd.models.draws import Draws, streams
-from scaffpd.models.execution import parallel_map
+from scaffpd.models.execution import GraphReplay, parallel_map
 from scaffpd.models.local_problem import LocalProblem
 from scaffpd.models.local_steps import (
     FeatureSteps,
@@ -29,7 +29,7 @@ from scaffpd.models.local_steps import (
 from scaffpd.models.losses import Loss
 from scaffpd.models.numerics import largest_eigenvalues
 from scaffpd.models.oracle import shift
-from scaffpd.models.point import LinearPoint, Ridge
+from scaffpd.models.point import LinearPoint, RecalledPoint, Ridge
 from scaffpd.models.rows import RowsOracle
 from scaffpd.models.samples import PaddedBlock, StackedSamples
 
@@ -81,7 +81,8 @@ class LinearOracle(RowsOracle):
     def using(self, ridge: Ridge) -> Self:
         other = super().using(ridge)
         other._expected = {}
-        vars(other).pop("level", None)
+        for name in ("level", "_recorded"):
+            vars(other).pop(name, None)
         return other
 
     @cached_property
@@ -137,11 +138,29 @@ class LinearOracle(RowsOracle):
     ) -> LinearPoint:
         """Evaluate losses and gradients at x over all samples, or over seeded minibatches."""
         if batch_size is None:
-            return self.samples(x, fine=True)
+            return self._at(x)
         uniform = Draws(key, self._streams).uniform(batch_size)
         rows = self.rows.take(self.rows.layout.minibatch(uniform))
         bound = (rows, self.loss, self.ridge, x, self.outputs)
         return LinearPoint(*bound, constant=self.level)
+
+    def _point(self, x: Tensor) -> LinearPoint:
+        return self.samples(x, fine=True)
+
+    def _at(self, x: Tensor) -> LinearPoint:
+        """Evaluate all samples; on a GPU by a graph, if bounds on rounding ask nothing of x."""
+        if not (x.is_cuda and self.ridge.even and self._rows().alike):
+            return self._point(x)
+        packed = self._recorded(x)
+        return RecalledPoint(self._known, x, packed)
+
+    @cached_property
+    def _recorded(self) -> GraphReplay:
+        return GraphReplay(self._packed)
+
+    def _packed(self, x: Tensor) -> Tensor:
+        self._known = self._point(x)
+        return self._known.packed()
 
     def losses(
         self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -43,6 +43,11 @@ def gamma(n: float, unit: float = UNIT) -> float:
     return n * unit / (1 - n * unit) if n * unit < 0.5 else float("inf")
 
 
+def array(numbers: Tensor | float) -> Any:
+    """Return numbers as NumPy has them, or as they are on a GPU, which nobody waits for."""
+    return numbers.numpy() if isinstance(numbers, Tensor) and not numbers.is_cuda else numbers
+
+
 def norm_above(v: Tensor, dim: int | tuple[int, ...]) -> Tensor:
     """Return ‖v‖ along some axes, in double precision and from above."""
     axes = (dim,) if isinstance(dim, int) else dim
@@ -55,6 +60,25 @@ def norm_above(v: Tensor, dim: int | tuple[int, ...]) -> Tensor:
 def root_above(square: Tensor, n: int) -> Tensor:
     """Bound ‖v‖ from above, from the sum of n squares in double precision, in any order."""
     return square.sqrt().mul_(1 + gamma(n + 8)).add_(float(n) ** 0.5 * UNDERFLOW)
+
+
+# Terms that are summed without blocks.
+SHORT = 1024
+
+
+def squares(x: Tensor, scale: float | Tensor = 1.0) -> Tensor:
+    """Compute Σ_j s_j x_j² along the last axis, in double precision.
+
+    In blocks of about √d terms, so that its error grows like √d.
+    """
+    terms = scale * x.double().square()
+    d = terms.shape[-1]
+    if d <= SHORT:
+        return terms.sum(-1)
+    width = math.isqrt(d)
+    cut = d - d % width
+    blocks = terms[..., :cut].reshape(*terms.shape[:-1], -1, width)
+    return blocks.sum(-1).sum(-1) + terms[..., cut:].sum(-1)
 
 
 # Multiplications up to which NumPy's BLAS uses one thread, for matrices and for vectors.

@@ -16,15 +16,18 @@ from scaffpd.models.losses import Loss, Softmax, concordance
 from scaffpd.models.numerics import (
     LEAST,
     SAFE,
+    SHORT,
     SINGLE,
     UNIT,
+    array,
     gamma,
     norm_above,
     product,
     quiet,
     root_above,
+    squares,
 )
-from scaffpd.models.samples import SHORT, Levers, Reach, StackedSamples
+from scaffpd.models.samples import Levers, Reach, StackedSamples
 from scaffpd.models.weighted_loss import Weighted
 
 PIECE = {"cpu": 2**18, "cuda": 2**26}  # numbers of a piece of A
@@ -140,6 +143,11 @@ class LinearPoint:
         self.losses = values + self.penalty + (0 if constant is None else constant)
         # what losses have been counted from, whose rounding they have
         self.level = 0.0 if constant is None else (-constant).clamp_min(0)
+
+    def packed(self) -> Tensor:
+        """Return what a `RecalledPoint` is made of, as one vector."""
+        found = self.predictions, self.slopes, self.losses, *self.rounding()
+        return torch.cat([part.flatten() for part in found])
 
     def _evaluated(self) -> tuple[Tensor, Tensor]:
         p = self.shared()
@@ -301,9 +309,8 @@ class LinearPoint:
         """Whether predictions are so exact that curvature is known to a part in 10⁴."""
         if self.fine is None:
             return False
-        off = _off(self.fine, self.reach)
         single = 0.0 if self.z.dtype == torch.float64 else SINGLE * float(self.z.abs().max())
-        return bool(off + single < 1e-4)
+        return bool(_off(self.fine, self.reach) + single < 1e-4)
 
     def times(self, V: Tensor, weights: Tensor) -> Tensor:
         bent = self._weighted(weights)[..., None] * self.bend(self._along(V))
@@ -374,10 +381,10 @@ class LinearPoint:
         value, offset, slope, jump = (UNIT * error for error in self.loss.accuracy(self.outputs))
         features = fine.A.shape[1]
         tiny = LEAST * features * self.outputs * len(reach)
-        # a number per client: NumPy takes a tenth of the time of torch for them
+        # a number per client: on a CPU NumPy takes a tenth of the time of torch for them
         curvature = array(self.steepness(reach))
         relative = UNIT * SAFE * array(fine.layout.additions) + (value + tiny + 8 * UNIT * SAFE)
-        loss = relative * (np.abs(array(self.losses)) + array(self.level))
+        loss = relative * (abs(array(self.losses)) + array(self.level))
         loss = loss + (offset + curvature * tiny**2 + 2 * tiny + len(fine.A) * LEAST)
         for size, levers in reach:
             k = gamma(features + 4) * array(size)
@@ -385,7 +392,7 @@ class LinearPoint:
             loss = loss + (curvature * len(reach) * (k * k)) * array(levers.flat)
             if jump:
                 loss = loss + (jump * k) * array(levers.across)
-        return torch.from_numpy(SAFE * loss).to(self.losses), self.slope_error(reach)
+        return torch.as_tensor(SAFE * loss).to(self.losses), self.slope_error(reach)
 
     @quiet
     def slope_error(self, reach: Sequence[Reach]) -> Tensor:
@@ -403,7 +410,7 @@ class LinearPoint:
             gradient = gradient + (curvature * k) * array(levers.cross)
         least = LEAST if rounded(self.x) == 0 else 2.0**-126
         underflow: float = rows * least * (features * self.outputs) ** 0.5
-        return torch.from_numpy(SAFE * gradient + underflow).to(self.losses)
+        return torch.as_tensor(SAFE * gradient + underflow).to(self.losses)
 
     def steepness(self, reach: Sequence[Reach]) -> Tensor | float:
         """Bound ∂²ℓ/∂z² of every client's samples between exact and computed predictions.
@@ -444,6 +451,24 @@ class LinearPoint:
         return own.add(self.ridge.times(self.x))
 
 
+class RecalledPoint(LinearPoint):
+    """All clients at an x that a GPU has evaluated by a recorded graph, as `known` was at its x."""
+
+    def __init__(self, known: LinearPoint, x: Tensor, packed: Tensor) -> None:
+        for name in ("rows", "loss", "ridge", "outputs", "fine", "level"):
+            setattr(self, name, getattr(known, name))
+        self.x = x
+        shape = known.predictions.shape
+        n = shape.numel()
+        self.predictions = packed[:n].view(shape)
+        self.slopes = packed[n : 2 * n].view(shape)
+        self.z = self.predictions.to(x.dtype)
+        self.losses, *self.errors = packed[2 * n :].view(3, -1)
+
+    def rounding(self) -> tuple[Tensor, Tensor]:
+        return self.errors[0], self.errors[1]
+
+
 def rounded(x: Tensor) -> float:
     """Rounding of vectors and weights in the format of x: λ_i, r_i, c_i, l2 x and their sum."""
     return 0.0 if x.dtype == torch.float64 else 4 * SINGLE
@@ -473,22 +498,3 @@ def _off(rows: StackedSamples, reach: Sequence[Reach]) -> Tensor:
     """Bound the errors of predictions."""
     each = [size * (levers.plain / rows.exact[1]).max() for size, levers in reach]
     return torch.as_tensor(gamma(rows.A.shape[1] + 4) * sum(each))
-
-
-def array(numbers: Tensor | float) -> Vector | float:
-    return numbers.cpu().numpy() if isinstance(numbers, Tensor) else numbers
-
-
-def squares(x: Tensor, scale: float | Tensor = 1.0) -> Tensor:
-    """Compute Σ_j s_j x_j² along the last axis, in double precision.
-
-    In blocks of about √d terms, so that its error grows like √d.
-    """
-    terms = scale * x.double().square()
-    d = terms.shape[-1]
-    if d <= SHORT:
-        return terms.sum(-1)
-    width = math.isqrt(d)
-    cut = d - d % width
-    blocks = terms[..., :cut].reshape(*terms.shape[:-1], -1, width)
-    return blocks.sum(-1).sum(-1) + terms[..., cut:].sum(-1)

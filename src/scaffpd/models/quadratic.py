@@ -288,11 +288,7 @@ class QuadraticOracle(LinearOracle):
     def _rows(self) -> StackedSamples:
         return self.compressed.rows
 
-    def evaluate(
-        self, x: Tensor, batch_size: int | None = None, key: tuple[int, ...] = (0,)
-    ) -> LinearPoint:
-        if batch_size is not None:
-            return super().evaluate(x, batch_size, key)
+    def _point(self, x: Tensor) -> LinearPoint:
         return CompressedPoint(self.compressed, self.loss, self.ridge, x, self.outputs)
 
     def scores(self, x: Tensor) -> tuple[Vector, Vector]:

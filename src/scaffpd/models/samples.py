@@ -26,15 +26,13 @@ from torch import Tensor
 from scaffpd.models.arrays import Array
 from scaffpd.models.cells import Cells
 from scaffpd.models.execution import parallel_map, thread_count
-from scaffpd.models.numerics import DoubleProducts, product, transposed
+from scaffpd.models.numerics import SHORT, DoubleProducts, product, transposed
 
 # Padded numbers that cost as much as one more block (measured); on a GPU launches are expensive and
 # arithmetic is cheap.
 OVERHEAD = {"cpu": 30_000, "cuda": 10_000_000}
 # Numbers of all m × m matrices above which work in the space of samples is split over the cores.
 WORTH = 2**18
-# Rows of a client that are summed without blocks.
-SHORT = 1024
 # Numbers that a core's second-level cache holds: half a megabyte, or one in double precision.
 CACHE = 2**17
 # Numbers in all padded copies up to which they are stored between rounds.

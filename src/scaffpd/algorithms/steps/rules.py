@@ -110,9 +110,9 @@ class Trial:
     step: float  # the factor on d
     slope: float  # ⟨c, d⟩
     precision: float  # the machine epsilon of the losses' number format
-    rounded: float = 0.0  # that of the slope's, if it is not double precision
     # ½ Σ_i λ⁺_i ⟨c_i(x⁺) − c_i(x), x⁺ − x⟩ from two sums; `None` if masks allow only one
     bend: Callable[[], float] | None = None
+    rounded: float = 0.0  # the machine epsilon of the slope's format, if that is not double
 
     def value(self) -> float:
         """Objective at x⁺; +∞ if losses are not finite, or so large that the run diverges."""
