@@ -381,7 +381,7 @@ from scaffpd.algorithms import ALGORITHMS
 from scaffpd.objectives import OBJECTIVES
 assert NAMES >= {*ALGORITHMS, *OBJECTIVES}
 """
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
 
 
 def test_every_public_name_can_be_imported():

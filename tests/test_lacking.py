@@ -25,6 +25,11 @@ def test_refused():
     from scaffpd.errors import needed
     needed("cryptography", "cryptography", "privacy")
 
+def test_in_a_process():
+    import subprocess, sys
+    command = [sys.executable, "-c", "import sys; sys.exit(\\"No module named 'pydantic'\\")"]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+
 def test_without():
     import numpy
 """
@@ -52,7 +57,8 @@ def test_on_a_machine_with_the_cores_dependencies_only(tmp_path):
         text=True,
         check=False,
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": home, "PYTEST_ADDOPTS": ""},
+        env=os.environ
+        | {"PYTHONPATH": home, "PYTEST_ADDOPTS": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
     )
     lines = done.stdout.splitlines()
     for package in ("pydantic", "pyarrow", "cryptography", "rich", "safetensors"):
@@ -63,4 +69,4 @@ def test_on_a_machine_with_the_cores_dependencies_only(tmp_path):
         "test_typo.py",
         "test_other.py",
     }
-    assert "1 passed, 5 skipped, 2 errors" in lines[-1], (done.stderr, done.returncode)
+    assert "1 passed, 6 skipped, 2 errors" in lines[-1], (done.stderr, done.returncode)

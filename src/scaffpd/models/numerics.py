@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from scipy.special import stdtrit
 from torch import Tensor
 
@@ -43,9 +44,11 @@ def gamma(n: float, unit: float = UNIT) -> float:
     return n * unit / (1 - n * unit) if n * unit < 0.5 else float("inf")
 
 
-def array(numbers: Tensor | float) -> Any:
+def array(numbers: Tensor | float) -> NDArray[np.float64]:
     """Return numbers as NumPy has them, or as they are on a GPU, which nobody waits for."""
-    return numbers.numpy() if isinstance(numbers, Tensor) and not numbers.is_cuda else numbers
+    if isinstance(numbers, Tensor) and not numbers.is_cuda:
+        return cast(NDArray[np.float64], numbers.numpy())
+    return cast(NDArray[np.float64], numbers)
 
 
 def norm_above(v: Tensor, dim: int | tuple[int, ...]) -> Tensor:
