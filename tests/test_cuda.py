@@ -12,7 +12,8 @@ import torch
 
 import scaffpd as sp
 from scaffpd.models import glm, numerics, quadratic
-from scaffpd.models.local_steps import Path
+from scaffpd.models.local_steps import Path, _sample_loop
+from scaffpd.models.losses import Logistic, Softmax
 from scaffpd.models.numerics import DoubleProducts, gamma
 from scaffpd.models.samples import table
 
@@ -88,6 +89,35 @@ def test_products_go_to_the_kernel_where_there_is_one(monkeypatch):
         asked.clear()
 
 
+@needs_triton
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("loss", "k"), [(Softmax(), 10), (Softmax(), 3), (Logistic(), 1)])
+def test_steps_of_a_kernel_are_those_of_torch(loss, k, dtype):
+    """All samples in every step, and minibatches as weights, whose l2 x fades."""
+    from scaffpd.models import kernels
+
+    torch.manual_seed(0)
+    n, m, J = 3, 37, 5
+
+    def drawn(*shape):
+        return torch.rand(shape, dtype=dtype, device=WHERE)
+
+    A = drawn(n, m, 20)
+    K = -(A @ A.mT) / 20
+    label = torch.randint(0, max(k, 2), (n, m), device=WHERE)
+    y = torch.nn.functional.one_hot(label, k).mT if k > 1 else 1 - 2 * label[:, None]
+    y = y.to(dtype).contiguous()
+    Z, P, r, R = drawn(4, n, k, m)
+    keep, p, none = drawn(n, 1, 1), drawn(J, n, 1, 1), drawn()
+    full = (r, drawn(1, n, 1, m), p, torch.ones(J, dtype=dtype, device=WHERE))
+    batches = (0 * none, drawn(J, n, 1, m), p, drawn(J, n, 1, 1))
+    for own, weight, ahead, fade in (full, batches):
+        parts = (R, Z, P, own, weight, ahead, fade, keep)
+        theirs = _sample_loop(loss, K, y, *parts)
+        ours = kernels.sample_loop(k > 1, K, y, *parts)
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
 @needs_gpu
 def test_a_gpu_without_triton_converts_pieces(monkeypatch):
     """Without Triton the same certificates, within their bounds."""
@@ -99,6 +129,9 @@ def test_a_gpu_without_triton_converts_pieces(monkeypatch):
         if not fast:
             monkeypatch.setattr(numerics, "kernels", lambda: None)
         cohort = sp.Cohort(pairs, sp.Linear(l2=0.1), device="cuda", dtype=torch.float32)
+        assert (cohort._oracle.rows.products.fused(1) is None) != (
+            fast and bool(numerics.kernels())
+        )
         found.append(sp.train(sp.ScaffPD(sp.ChiSquare(0.1)), cohort, rounds=100, tol=1e-7))
     assert found[0].status == found[1].status == "converged"
     np.testing.assert_allclose(found[0].x, found[1].x, atol=2e-3)

@@ -29,11 +29,33 @@ from scaffpd.models.local_steps import (
 from scaffpd.models.losses import Loss
 from scaffpd.models.numerics import largest_eigenvalues
 from scaffpd.models.oracle import shift
-from scaffpd.models.point import LinearPoint, RecalledPoint, Ridge
+from scaffpd.models.point import LinearPoint, Ridge
 from scaffpd.models.rows import RowsOracle
 from scaffpd.models.samples import PaddedBlock, StackedSamples
 
 LEVEL = 1e-6  # ridge that a client's own optimum has at least
+
+
+class RecalledPoint(LinearPoint):
+    """All clients at an x that a GPU has evaluated by a recorded graph, as `known` was at its x."""
+
+    def __init__(self, known: LinearPoint, x: Tensor, packed: Tensor, added: GraphReplay) -> None:
+        self.replay = added
+        for name in ("rows", "loss", "ridge", "outputs", "fine", "level"):
+            setattr(self, name, getattr(known, name))
+        self.x = x
+        shape = known.predictions.shape
+        n = shape.numel()
+        self.predictions = packed[:n].view(shape)
+        self.slopes = packed[n : 2 * n].view(shape)
+        self.z = self.predictions.to(x.dtype)
+        self.losses, *self.errors = packed[2 * n :].view(3, -1)
+
+    def rounding(self) -> tuple[Tensor, Tensor]:
+        return self.errors[0], self.errors[1]
+
+    def sum(self, weights: Tensor) -> Tensor:
+        return self.replay(weights.double(), self.slopes, self.x)
 
 
 class LinearOracle(RowsOracle):
@@ -102,7 +124,8 @@ class LinearOracle(RowsOracle):
         def work(block: PaddedBlock) -> None:
             A, y = self.rows.of(block)
             z = l2.new_zeros(*y.shape[:2], 1)
-            near = CorrectionProblem(self.loss, A * root, y.double(), z, block.weight.double())
+            share = torch.where(block.weight > 0, block.of(self.rows.exact[1]), 0)
+            near = CorrectionProblem(self.loss, A * root, y.double(), z, share)
             w, _, value, _ = near.solve(z.new_zeros(len(y), k, 1))
             more = (w[..., 0].square() * (l2 < LEVEL)).sum(1)
             found[block.clients] = more - value
@@ -151,12 +174,15 @@ class LinearOracle(RowsOracle):
         """Evaluate all samples; on a GPU by a graph, if bounds on rounding ask nothing of x."""
         if not (x.is_cuda and self.ridge.even and self._rows().alike):
             return self._point(x)
-        packed = self._recorded(x)
-        return RecalledPoint(self._known, x, packed)
+        packed = self._recorded[0](x)
+        return RecalledPoint(self._known, x, packed, self._recorded[1])
 
     @cached_property
-    def _recorded(self) -> GraphReplay:
-        return GraphReplay(self._packed)
+    def _recorded(self) -> tuple[GraphReplay, GraphReplay]:
+        return GraphReplay(self._packed), GraphReplay(self._added)
+
+    def _added(self, weights: Tensor, slopes: Tensor, x: Tensor) -> Tensor:
+        return self._known.added(weights, slopes, x)
 
     def _packed(self, x: Tensor) -> Tensor:
         self._known = self._point(x)

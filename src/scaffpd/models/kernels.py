@@ -82,3 +82,78 @@ def product(A: Tensor, X: Tensor, transposed: bool = False) -> Tensor:
     sizes = (n, length, rows, columns, across, along, k)
     _sums[tiles, split](A, X.contiguous(), out, *sizes, K, *tile, num_warps=warps)
     return out[0] if split == 1 else out.sum(0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _step(  # type: ignore[no-untyped-def]
+    K,
+    R,
+    out,
+    Z,
+    P,
+    r,
+    w,
+    y,
+    p,
+    f,
+    keep,
+    m,
+    k,
+    T: tl.constexpr,
+    C: tl.constexpr,
+    SOFTMAX: tl.constexpr,
+):
+    """Take one local step of a client in the space of samples, for T of them and all outputs."""
+    client = tl.program_id(0)
+    i = tl.program_id(1) * T + tl.arange(0, T)
+    c = tl.arange(0, C)
+    place = (client * k + c[:, None]) * m + i[None]
+    inside = (c[:, None] < k) & (i[None] < m)
+    Z_, P_ = tl.load(Z + place, inside, 0.0), tl.load(P + place, inside, 0.0)
+    ahead = tl.load(f + client) * Z_ - tl.load(p + client) * P_
+    rows = K + client.to(tl.int64) * m * m
+    for s in tl.range(0, m, 32, num_stages=3):
+        j = s + tl.arange(0, 32)
+        known = (c[:, None] < k) & (j[None] < m)
+        left = tl.load(R + (client * k + c[:, None]) * m + j[None], known, 0.0)
+        right = tl.load(rows + j[:, None] * m + i[None], (j[:, None] < m) & (i[None] < m), 0.0)
+        ahead = tl.dot(left, right, ahead, input_precision="ieee", out_dtype=ahead.dtype)
+    t = tl.load(y + place, inside, 0.0)
+    if SOFTMAX:
+        shares = tl.where(c[:, None] < k, ahead, float("-inf"))
+        shares = tl.exp(shares - tl.max(shares, 0)[None])
+        slope = shares / tl.sum(shares, 0)[None] - t
+    else:  # s σ(s z)
+        slope = t / (1 + tl.exp(-t * ahead))
+    own = tl.load(R + place, inside, 0.0) * tl.load(keep + client)
+    own += (slope - tl.load(r + place, inside, 0.0)) * tl.load(w + client * m + i, i < m, 0.0)[None]
+    tl.store(out + place, own, inside)
+
+
+def sample_loop(
+    softmax: bool,
+    K: Tensor,
+    y: Tensor,
+    R: Tensor,
+    Z: Tensor,
+    P: Tensor,
+    r: Tensor,
+    weight: Tensor,
+    p: Tensor,
+    fade: Tensor,
+    keep: Tensor,
+) -> Tensor:
+    """Return R after more steps: `local_steps._sample_loop` of logistic and softmax losses."""
+    n, k, m = R.shape
+    P, r = (t.expand_as(R).contiguous() for t in (P, r))
+    R, out = R.clone(), torch.empty_like(R)
+    fade = fade.view(len(p), -1, 1, 1).expand_as(p)
+    p, fade, keep = (t.reshape(-1, n).contiguous() for t in (p, fade, keep))
+    weight = weight.contiguous()
+    C = max(16, triton.next_power_of_2(k))
+    for t in range(len(p)):
+        w = weight[t if len(weight) > 1 else 0]
+        where = (n, triton.cdiv(m, 16))
+        _step[where](K, R, out, Z, P, r, w, y, p[t], fade[t], keep, m, k, 16, C, softmax)
+        R, out = out, R
+    return R

@@ -43,8 +43,8 @@ from scaffpd.federation import LocalPlan
 from scaffpd.models.careful_steps import careful_loop, careful_step
 from scaffpd.models.execution import GraphReplay, parallel_map
 from scaffpd.models.local_problem import LocalProblem
-from scaffpd.models.losses import Loss, Squared
-from scaffpd.models.numerics import Products, product
+from scaffpd.models.losses import Logistic, Loss, Softmax, Squared
+from scaffpd.models.numerics import Products, kernels, product
 from scaffpd.models.oracle import StackedDisplacements
 from scaffpd.models.samples import CACHE, PaddedBlock, StackedSamples
 
@@ -158,8 +158,11 @@ class SampleSteps:
             A, y = self.rows.of(block)
             y = self.loss.dense(y, self.outputs, A.dtype).mT
             K = self._padded(-torch.bmm(A, A.mT), block, axes=2)
-            steps = _sample_loop if self.loss.smooth else careful_loop
-            loop = GraphReplay(partial(steps, self.loss, K, self._padded(y, block)))
+            steps = partial(_sample_loop if self.loss.smooth else careful_loop, self.loss)
+            fused = kernels() if K.is_cuda and type(self.loss) in (Logistic, Softmax) else None
+            if fused is not None:
+                steps = partial(fused.sample_loop, type(self.loss) is Softmax)
+            loop = GraphReplay(partial(steps, K, self._padded(y, block)))
             if stores_inner_products(self.rows):
                 self.loops[number] = loop
         return loop

@@ -47,8 +47,8 @@ def gamma(n: float, unit: float = UNIT) -> float:
 def array(numbers: Tensor | float) -> NDArray[np.float64]:
     """Return numbers as NumPy has them, or as they are on a GPU, which nobody waits for."""
     if isinstance(numbers, Tensor) and not numbers.is_cuda:
-        return cast(NDArray[np.float64], numbers.numpy())
-    return cast(NDArray[np.float64], numbers)
+        return numbers.numpy()
+    return numbers  # type: ignore[return-value]
 
 
 def norm_above(v: Tensor, dim: int | tuple[int, ...]) -> Tensor:
@@ -171,6 +171,7 @@ class Kernels(Protocol):
 
     def takes(self, A: Tensor, k: int) -> bool: ...
     def product(self, A: Tensor, X: Tensor, transposed: bool = False) -> Tensor: ...
+    def sample_loop(self, softmax: bool, K: Tensor, y: Tensor, *steps: Tensor) -> Tensor: ...
 
 
 @cache

@@ -181,10 +181,14 @@ class LinearPoint:
         if self.fine is None:
             out = self.rows.transposed(self._weighted(weights) * self.residual).flatten()
             return out + weights.sum() * self.ridge.times(self.x)
-        weights = weights.double()
-        scaled = self.fine.layout.scaled(self.slopes, weights * self.fine.shares)
+        return self.added(weights.double(), self.slopes, self.x)
+
+    def added(self, weights: Tensor, slopes: Tensor, x: Tensor) -> Tensor:
+        """Return the sum for the derivatives at any x."""
+        assert self.fine is not None
+        scaled = self.fine.layout.scaled(slopes, weights * self.fine.shares)
         out = self.fine.products.transposed(scaled).flatten()
-        return (out + weights.sum() * self.ridge.times(self.x.double())).to(self.x.dtype)
+        return (out + weights.sum() * self.ridge.times(x.double())).to(x.dtype)
 
     def _weighted(self, weights: Tensor) -> Tensor:
         return (weights[self.rows.layout.owner] * self.rows.share)[:, None]
@@ -449,24 +453,6 @@ class LinearPoint:
         """Return the c_i in the format of x, as lengths need them."""
         own = self.rows.each(self.rows.share[:, None] * self.residual).flatten(1)
         return own.add(self.ridge.times(self.x))
-
-
-class RecalledPoint(LinearPoint):
-    """All clients at an x that a GPU has evaluated by a recorded graph, as `known` was at its x."""
-
-    def __init__(self, known: LinearPoint, x: Tensor, packed: Tensor) -> None:
-        for name in ("rows", "loss", "ridge", "outputs", "fine", "level"):
-            setattr(self, name, getattr(known, name))
-        self.x = x
-        shape = known.predictions.shape
-        n = shape.numel()
-        self.predictions = packed[:n].view(shape)
-        self.slopes = packed[n : 2 * n].view(shape)
-        self.z = self.predictions.to(x.dtype)
-        self.losses, *self.errors = packed[2 * n :].view(3, -1)
-
-    def rounding(self) -> tuple[Tensor, Tensor]:
-        return self.errors[0], self.errors[1]
 
 
 def rounded(x: Tensor) -> float:

@@ -35,7 +35,7 @@ from torch import Tensor
 from scaffpd.federation import Constants, LocalPlan, Vector
 from scaffpd.federation.questions import Displacements
 from scaffpd.models import numerics
-from scaffpd.models.execution import parallel_map
+from scaffpd.models.execution import GraphReplay, parallel_map
 from scaffpd.models.glm import LinearOracle
 from scaffpd.models.local_steps import Path, SpanDisplacements, cheapest_path, local_gain
 from scaffpd.models.losses import Loss
@@ -215,6 +215,22 @@ def orthogonal_rows(A: Tensor) -> Tensor:
     return torch.where(clear[..., None], turned, 0)
 
 
+@dataclass(frozen=True)
+class RecordedSpan:
+    """Displacements of which a GPU is asked for sums."""
+
+    oracle: QuadraticOracle
+    c: Tensor
+    base: Tensor
+    gain: Tensor
+
+    def sum(self, weights: Tensor) -> Tensor:
+        return self.oracle.moved(weights, self.c, self.base, self.gain)
+
+    def each(self) -> Tensor:
+        return self.oracle._span(self.c, self.base, self.gain).each()
+
+
 class QuadraticOracle(LinearOracle):
     """A `LinearOracle` whose full-gradient local steps are in closed form."""
 
@@ -280,6 +296,7 @@ class QuadraticOracle(LinearOracle):
         self.compressed, self.spectrum  # noqa: B018  # computed once for all
         other = super().using(ridge)
         other._gains = None
+        vars(other).pop("moved", None)
         if not (ridge.even and self.ridge.even):
             vars(other).pop("rotated", None)
             other._part = None
@@ -305,9 +322,22 @@ class QuadraticOracle(LinearOracle):
             return super().local_updates(x, at, correction, plan)
         _, c = self._first(x, at, correction)
         base, gain = self._closed_form(plan)
+        if c.is_cuda and c.ndim == 2:
+            return RecordedSpan(self, c, base, gain)
+        return self._span(c, base, gain)
+
+    def _span(self, c: Tensor, base: Tensor, gain: Tensor) -> SpanDisplacements:
         rows = self.rotated.rows
         along = rows.times(c) if c.ndim == 2 else rows.along(c)
         return SpanDisplacements(rows, c, base, along.mul_(gain[:, None]))
+
+    @cached_property
+    def moved(self) -> GraphReplay:
+        """Sums of displacements, of whose products a GPU records a graph."""
+        return GraphReplay(self._moved)
+
+    def _moved(self, weights: Tensor, *steps: Tensor) -> Tensor:
+        return self._span(*steps).sum(weights)
 
     def _closed_form(self, plan: LocalPlan) -> tuple[Tensor, Tensor]:
         """Return ϕ_i(l2), (N,), and (ϕ_i(w + l2) − ϕ_i(l2))/‖ã‖² of every rotated row."""
