@@ -172,6 +172,8 @@ def seconds(call: Callable[[], object], device: str) -> float:
 def rounds(device: str, quick: bool, copy: float) -> list[Row]:
     """Whole rounds of Scaff-PD, and what binding takes."""
     rows = []
+    small = Table(2, 8, rows=4)
+    sp.Cohort(small.pairs(), small.model(), device=device)  # what is loaded once
     for one in TABLES:
         which = replace(one, clients=3, features=64, rows=20) if quick else one
         pairs = which.pairs()
