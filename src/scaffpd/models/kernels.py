@@ -12,8 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-MOST = 128  # columns of X that are taken at once
+MOST = 128  # columns of X, or outputs, that are taken at once
 PROGRAMS = 2048  # that keep a GPU busy
+SAMPLES = 2**13  # bytes of their derivatives that a step reads at once
 LINE = 16  # numbers whose reading is one instruction at most
 
 
@@ -100,6 +101,7 @@ def _step(  # type: ignore[no-untyped-def]
     m,
     k,
     T: tl.constexpr,
+    J: tl.constexpr,
     C: tl.constexpr,
     SOFTMAX: tl.constexpr,
 ):
@@ -112,8 +114,8 @@ def _step(  # type: ignore[no-untyped-def]
     Z_, P_ = tl.load(Z + place, inside, 0.0), tl.load(P + place, inside, 0.0)
     ahead = tl.load(f + client) * Z_ - tl.load(p + client) * P_
     rows = K + client.to(tl.int64) * m * m
-    for s in tl.range(0, m, 32, num_stages=3):
-        j = s + tl.arange(0, 32)
+    for s in tl.range(0, m, J, num_stages=3):
+        j = s + tl.arange(0, J)
         known = (c[:, None] < k) & (j[None] < m)
         left = tl.load(R + (client * k + c[:, None]) * m + j[None], known, 0.0)
         right = tl.load(rows + j[:, None] * m + i[None], (j[:, None] < m) & (i[None] < m), 0.0)
@@ -154,6 +156,7 @@ def sample_loop(
     for t in range(len(p)):
         w = weight[t if len(weight) > 1 else 0]
         where = (n, triton.cdiv(m, 16))
-        _step[where](K, R, out, Z, P, r, w, y, p[t], fade[t], keep, m, k, 16, C, softmax)
+        sizes = (m, k, 16, max(16, SAMPLES // K.element_size() // C), C, softmax)
+        _step[where](K, R, out, Z, P, r, w, y, p[t], fade[t], keep, *sizes)
         R, out = out, R
     return R

@@ -160,7 +160,7 @@ class SampleSteps:
             K = self._padded(-torch.bmm(A, A.mT), block, axes=2)
             steps = partial(_sample_loop if self.loss.smooth else careful_loop, self.loss)
             fused = kernels() if K.is_cuda and type(self.loss) in (Logistic, Softmax) else None
-            if fused is not None:
+            if fused is not None and self.outputs <= fused.MOST:
                 steps = partial(fused.sample_loop, type(self.loss) is Softmax)
             loop = GraphReplay(partial(steps, K, self._padded(y, block)))
             if stores_inner_products(self.rows):

@@ -169,6 +169,8 @@ LARGE = 2**20
 class Kernels(Protocol):
     """What `scaffpd.models.kernels` has."""
 
+    MOST: int
+
     def takes(self, A: Tensor, k: int) -> bool: ...
     def product(self, A: Tensor, X: Tensor, transposed: bool = False) -> Tensor: ...
     def sample_loop(self, softmax: bool, K: Tensor, y: Tensor, *steps: Tensor) -> Tensor: ...
@@ -177,7 +179,7 @@ class Kernels(Protocol):
 @cache
 def kernels() -> Kernels | None:
     """Return the products of one pass over A, if Triton is there and can compile them."""
-    if find_spec("triton") is None:
+    if find_spec("triton") is None or torch.cuda.get_device_capability() < (8, 0):
         return None
     try:
         found = cast(Kernels, import_module("scaffpd.models.kernels"))
