@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from scaffpd.algorithms import ALGORITHMS, Fair
-from scaffpd.algorithms.base import ERRORS, SLOPES, VECTORS
+from scaffpd.algorithms.base import ERRORS, PRODUCTS, SLOPES, VECTORS
 from scaffpd.federation.border import Announced, Part, Shown, each, shown
 from scaffpd.federation.questions import Scores
 from scaffpd.settings.terms import FederationTerms
@@ -62,6 +62,7 @@ def _asked(terms: FederationTerms) -> frozenset[str]:
     asked = terms.method.asks(convex=terms.model.network is None)
     if terms.privacy is not None:  # `Fair` has fixed steps then, for networks too
         asked |= terms.method.asks()
+    asked |= {PRODUCTS} if terms.reaching else frozenset()
     return asked if proven else asked - {ERRORS}
 
 

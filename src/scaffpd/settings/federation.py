@@ -12,7 +12,7 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 import scaffpd.fields as key
-from scaffpd.algorithms import ALGORITHMS, Fair
+from scaffpd.algorithms import ALGORITHMS, Fair, MinimaxSums
 from scaffpd.algorithms.base import SLOPES, VECTORS
 from scaffpd.errors import InputError
 from scaffpd.federation.border import shown
@@ -90,6 +90,13 @@ def check(terms: FederationTerms) -> None:
         raise InputError(
             "tol-without-certificate",
             f"{kind} certifies nothing: leave training.tol out of {file!r}.",
+        )
+    sums = isinstance(terms.method, MinimaxSums)
+    if sums and terms.tol and terms.model.l2 == 0 and not terms.reaching:
+        raise InputError(
+            "ridge-missing",
+            f"Without a ridge nothing is proven of personal models, or with so few silos: give "
+            f"model.l2 of {file!r} a number above 0, or leave it out.",
         )
     if terms.task.timed and terms.method.positive:
         refuse_powers()

@@ -38,7 +38,7 @@ from scaffpd.pipeline.sites import Model, NamedModel
 from scaffpd.privacy import LOCAL_STEPS, ROUNDS
 from scaffpd.privacy.private import private_ridge
 from scaffpd.secure import SHARE
-from scaffpd.secure.aggregation import FEWEST, cap_of, colluding_of
+from scaffpd.secure.aggregation import FEWEST, cap_of, colluding_of, most_weightings
 from scaffpd.settings.methods import (
     PACKAGE,
     Amount,
@@ -284,6 +284,15 @@ class FederationTerms(SettingsTable):
     @property
     def certified(self) -> bool:
         return self.method.proves and self.privacy is None and self.model.network is None
+
+    @property
+    def reaching(self) -> bool:
+        """Whether sums of products are asked for, to prove what a ridge does not: where evidence
+        has asked as much, or where there is no ridge, and room for one more weighting.
+        """
+        asked = isinstance(self.method, MinimaxSums) and self.model.kappa is None
+        room = most_weightings(len(self.silos), self.colluders) > 1
+        return asked and (self.model.l2 == AUTO or (self.model.l2 == 0 and room))
 
     @property
     def batch(self) -> int | None:
