@@ -249,10 +249,14 @@ def test_a_column_that_separates_labels_is_named():
 
 
 @pytest.mark.parametrize("kappa", [3.0, (np.inf, 2.0, 50.0, 1.0, 4.0)])
-def test_personal_models_are_proven_jointly(kappa):
+@pytest.mark.parametrize("kind", ["logistic", "softmax", "cox"])
+def test_personal_models_are_proven_jointly(kind, kappa):
     """The gap is that of a run to the end, and no bound is below it, whatever λ is."""
-    model = sp.Personal(sp.Linear("logistic", l2=1e-9, intercept=True), kappa)
-    cohort = sp.Cohort(drawn("logistic", n=25), model)
+    if kind == "cox":  # where all coefficients are personal, and there is no intercept
+        kappa = 3.0 if kappa == 3.0 else kappa[1:]
+    l2 = 1e-9 if kind == "logistic" else 0.0
+    inner = sp.Linear(kind, l2, kind != "cox", 3 if kind == "softmax" else None)
+    cohort = sp.Cohort(drawn(kind, n=25), sp.Personal(inner, kappa))
     for objective in (sp.Average(), sp.Average([0.94, 0.05, 0.005, 0.005]), sp.ChiSquare(0.05)):
         seen = []
         sp.train(

@@ -125,10 +125,11 @@ class LossHessian:
     def bent(self, T: Tensor) -> Tensor:
         return self.weight[..., None, None] * self.loss.bend(self.z, self.y, T)
 
-    def times(self, V: Tensor) -> Tensor:
-        """Return AᵀWA V for V (n, features, k, c)."""
+    def times(self, V: Tensor, B: Tensor | None = None) -> Tensor:
+        """Return AᵀWA V for V (n, features, k, c); with other rows B in the place of Aᵀ, BᵀWA V."""
+        B = self.A if B is None else B
         T = (self.A @ V.flatten(2)).view(*self.z.shape, V.shape[3])
-        return (self.A.mT @ self.bent(T).flatten(2)).view_as(V)
+        return (B.mT @ self.bent(T).flatten(2)).view(len(B), -1, *V.shape[2:])
 
     def factor(self, S: Tensor) -> ManyRows | FewRows:
         """Return S Aᵀ W A S + I in the smaller of rows and features, for S (1 or n, q).
