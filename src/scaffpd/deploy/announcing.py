@@ -7,6 +7,7 @@ from typing import NamedTuple
 from scaffpd.algorithms import ALGORITHMS, Fair
 from scaffpd.algorithms.base import ERRORS, PRODUCTS, SLOPES, VECTORS
 from scaffpd.federation.border import Announced, Part, Shown, each, shown
+from scaffpd.federation.modes import ModesAt, ModeSpread, ModeSquares, OwnCoefficients
 from scaffpd.federation.questions import Scores
 from scaffpd.settings.terms import FederationTerms
 
@@ -71,11 +72,24 @@ def phases(terms: FederationTerms) -> list[Phase]:
     private = terms.privacy is not None
     begin = [] if private else [*Commitment.shows]
     ends = [*Spendings.shows] if private else shown({Scores.kind, f"{Scores.kind}.score"})
+    ends += _effects(terms)
     return [
         Phase("before training", [*begin, *terms.plan().shows()]),
         Phase("in every round", shown(_asked(terms))),
         Phase("at the end", ends),
     ]
+
+
+def _effects(terms: FederationTerms) -> list[Shown]:
+    """Return what a table of effects takes."""
+    model = terms.model
+    if model.effects is None:
+        return []
+    intercept = not terms.task.timed
+    differ = model.effects == "slopes" or (model.effects == "intercepts" and intercept)
+    found = [*ModesAt.shows, *ModeSpread.shows]
+    found += ModeSquares.shows if differ or model.errors == "robust" else ()
+    return [*found, *(OwnCoefficients.shows if model.effects == "stratified" and intercept else ())]
 
 
 def announced(terms: FederationTerms) -> frozenset[Part]:

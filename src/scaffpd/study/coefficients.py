@@ -63,6 +63,7 @@ SAID = {
     ROBUST: "robust errors, clustered by client",
 }
 TOLERANCE = 1e-4  # nats: estimates are reported, not only used
+CLOSE = 1e-12  # nats of a client’s last step
 WORTH = 1.0  # nats that a variance has to gain
 CLEAR = 0.01  # nats below which evidence is the same
 MOST_NAMED = 5  # columns in a sentence
@@ -237,10 +238,11 @@ class _Fit(NamedTuple):
         differs = np.zeros_like(self.differs) if stratified else self.differs
         C: Array = self.point.C.double().cpu().numpy()
         if stratified:  # their mean over these clients, not over all that there might be
-            free = np.arange(len(x)) >= len(x) - labels
-            less = np.where(free, 1 / np.repeat(self.point.prior.omega, labels), 0.0)
-            C = np.linalg.inv(np.linalg.inv(C) - np.diag(less))
-            C[-labels:, -labels:] -= tau[-1] / len(problem.weights) * np.eye(labels)
+            own = np.eye(labels)
+            # without the ridge 1/ω of x; what changes no loss of a softmax has nothing else
+            left = self.point.prior.omega[-1] * own - C[-labels:, -labels:]
+            C = C + C[:, -labels:] @ np.linalg.pinv(left, 1e-6, hermitian=True) @ C[-labels:]
+            C[-labels:, -labels:] -= tau[-1] / len(problem.weights) * own
         inference = Inference(problem, self.point, C, differs, rest, L, errors == ROBUST)
         if stratified:
             x[-labels:], between = inference.free(labels)
@@ -316,7 +318,7 @@ def _fitted(
         kind = FIXED
     kappa = np.where(differs, np.nan, np.inf)
     means = kind != STRATIFIED
-    problem = Evidence(cohort, groups, inner.loss, means=means, restricted=restricted)
+    problem = Evidence(cohort, groups, inner.loss, CLOSE, means, restricted)
     if problem.copies > 1:
         raise InputError(
             "coefficients-of-several-outputs",

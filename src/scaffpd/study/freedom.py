@@ -35,6 +35,7 @@ POINTS = 8  # at which a deviation is integrated over
 MOST = 3  # deviations that are integrated over, one by one
 MANY = 50  # clients from which on deviations are known well enough
 LITTLE = 0.1  # degrees of freedom of a variance that is all but 0
+TINY = 1e-300
 RARE = 0.01  # chance of clients that are more alike than is believed
 REACH = 10.0  # standard errors of τ that the integral goes up to
 
@@ -72,15 +73,15 @@ class Inference:
         self.own_groups = [differs & (names == g) for g in dict.fromkeys(names[differs]) if several]
         of = np.array(self.own_groups, dtype=float).reshape(-1, len(problem.groups))
         self.of = np.repeat(of, len(self.C) // len(problem.groups), axis=1)
-        LC = L @ self.C
         # of every group: lᵀC G_g C l, ‖g_i‖²_g and tr(C G_g); I; and Σ_i ⟨Cl, g_i⟩²
-        self.slopes, self.lengths, self.known, self.squares = self._asked(LC, robust)
+        self.slopes, self.lengths, self.known, self.squares = self._asked(L, robust)
         p = len(self.of)
         self.unknown = np.linalg.pinv(self.known, hermitian=True) if p else self.known
 
-    def _asked(self, LC: Array, robust: bool) -> tuple[Array, Array, Array, Array]:
+    def _asked(self, L: Array, robust: bool) -> tuple[Array, Array, Array, Array]:
         """Ask for all of it; silos show squares alone, which bound tr(C G_g C G_g) from below."""
-        q, p, k = len(self.C), len(LC), len(self.of)
+        q, p, k = len(self.C), len(L), len(self.of)
+        LC = L @ self.C
         point = self.point
         parts = point.question, point.C, point.step.flatten()
         groups = torch.from_numpy(self.of).to(point.C)
@@ -104,14 +105,18 @@ class Inference:
                 (known + np.einsum("gab,hba->gh", turned, turned)) / 2,
                 ((LC @ outer) * LC).sum(1),
             )
-        L = torch.from_numpy(np.ascontiguousarray(LC)).to(point.C)
-        answer = added(ModeSquares(*parts, groups, L, robust))
-        slopes, lengths, known, squares = np.split(answer, np.cumsum([k * p, 2 * k, k * k]))
-        lengths = lengths.reshape(2, k)
-        known = known.reshape(k, k)
-        rank = np.minimum(self.N * self.of.sum(1), q)
-        known = known + np.diag(lengths[1] ** 2 / np.maximum(rank, 1))
-        return slopes.reshape(p, k), lengths, known / 2, squares
+        rows = torch.from_numpy(np.ascontiguousarray(LC)).to(point.C)
+        answer = added(ModeSquares(*parts, groups, rows, robust))
+        along, lengths, known, squares = np.split(answer, np.cumsum([k * p, 2 * k, k * k]))
+        along = along.reshape(p, k)
+        # tr M² is at least (uᵀMu/uᵀu)² for any u, such as C^½ l, of M = C^½ G_g C^½
+        most = (along / np.maximum((LC * L).sum(1), TINY)[:, None]).max(0)
+        return (
+            along,
+            lengths.reshape(2, k),
+            (known.reshape(k, k) + np.diag(most**2)) / 2,
+            squares,
+        )
 
     @cached_property
     def less(self) -> Array:
