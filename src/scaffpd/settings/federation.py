@@ -132,7 +132,7 @@ def _check_effects(terms: FederationTerms) -> None:
         raise InputError(
             "effects-with-few-silos",
             f"Effects that differ, and robust errors, are sums of squares, from which "
-            f"{n - terms.colluders} silos that do not collude could be told: with so few, "
+            f"the numbers of {n - terms.colluders} silos that do not collude follow: with so few, "
             f'{file!r} may have effects = "fixed" with errors by the model.',
         )
     if most_weightings(n, terms.colluders) < 2 and not terms.plan().evidence:
