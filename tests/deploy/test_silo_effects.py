@@ -5,7 +5,7 @@ import pytest
 
 import scaffpd as sp
 from cases.refusals import refuses
-from cases.silos import MODEL, agree, federation, mostly_long, patients_who_die, rows, run
+from cases.silos import MODEL, Killed, agree, federation, mostly_long, patients_who_die, rows, run
 from scaffpd.pipeline.judging import estimated, lines_of
 from scaffpd.pipeline.sites import Encoding
 from scaffpd.report.record import RunRecord
@@ -124,3 +124,20 @@ def test_three_silos_have_fixed_effects(tmp_path, fake_clock):
     outcome, _ = run(path, places)
     assert outcome.final, outcome.sentence
     alike(path, places)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("before", [15, 60])
+def test_a_coordinator_that_is_killed_over_effects_goes_on(tmp_path, fake_clock, before):
+    changes = {MODEL: asking("intercepts"), **SHORT}
+    whole, places = federation(tmp_path / "whole", replacing=changes)
+    _, transport = run(whole, places)
+    wanted = RunRecord.read(FederationFile.read(whole).folder).effects
+    path, places = federation(tmp_path / "killed", replacing=changes)
+    with pytest.raises(Killed):
+        run(path, places, {transport.count - before: [("crash",)]})
+    outcome, _ = run(path, places)
+    assert outcome.final, outcome.sentence
+    found = RunRecord.read(FederationFile.read(path).folder).effects
+    for one, other in zip(found, wanted, strict=True):
+        assert one.values["estimate"] == pytest.approx(other.values["estimate"], abs=1e-6)
