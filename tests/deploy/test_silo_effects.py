@@ -5,7 +5,18 @@ import pytest
 
 import scaffpd as sp
 from cases.refusals import refuses
-from cases.silos import MODEL, Killed, agree, federation, mostly_long, patients_who_die, rows, run
+from cases.silos import (
+    MODEL,
+    Faulty,
+    Killed,
+    agree,
+    federation,
+    mostly_long,
+    patients_who_die,
+    rows,
+    run,
+)
+from scaffpd.deploy.coordinate import coordinate
 from scaffpd.pipeline.judging import estimated, lines_of
 from scaffpd.pipeline.sites import Encoding
 from scaffpd.report.record import RunRecord
@@ -89,6 +100,7 @@ def test_effects_of_other_outcomes(tmp_path, fake_clock, kind):
     alike(path, places)
 
 
+@pytest.mark.long
 def test_hazards_of_silos(tmp_path, fake_clock):
     path, places = patients_who_die(tmp_path, model='effects = "fixed"\nerrors = "robust"')
     path.write_text(path.read_text().replace("rounds = 500\ntol = 1e-6", "rounds = 2"))
@@ -127,16 +139,16 @@ def test_three_silos_have_fixed_effects(tmp_path, fake_clock):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("before", [15, 60])
-def test_a_coordinator_that_is_killed_over_effects_goes_on(tmp_path, fake_clock, before):
+def test_a_coordinator_that_is_killed_over_effects_goes_on(tmp_path):
     changes = {MODEL: asking("intercepts"), **SHORT}
     whole, places = federation(tmp_path / "whole", replacing=changes)
-    _, transport = run(whole, places)
+    last = run(whole, places)[1].count
     wanted = RunRecord.read(FederationFile.read(whole).folder).effects
     path, places = federation(tmp_path / "killed", replacing=changes)
+    transport = Faulty(places, {last - 15: [("crash",)]})
     with pytest.raises(Killed):
-        run(path, places, {transport.count - before: [("crash",)]})
-    outcome, _ = run(path, places)
+        coordinate(path, transport)
+    outcome = coordinate(path, transport)
     assert outcome.final, outcome.sentence
     found = RunRecord.read(FederationFile.read(path).folder).effects
     for one, other in zip(found, wanted, strict=True):

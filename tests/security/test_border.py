@@ -154,7 +154,7 @@ def test_every_mode_posts_what_was_announced(tmp_path, fake_clock, monkeypatch, 
     assert recorder.posted == expected
 
 
-@pytest.mark.parametrize("effects", mostly_long(EFFECTS[1:], "stratified", "slopes"))
+@pytest.mark.parametrize("effects", mostly_long(EFFECTS[1:], "slopes"))
 @pytest.mark.parametrize("errors", mostly_long(ERRORS, "model"))
 def test_effects_post_what_was_announced(tmp_path, fake_clock, monkeypatch, effects, errors):
     model = f'effects = "{effects}"\nerrors = "{errors}"\n'
