@@ -25,6 +25,7 @@ from scaffpd.models import quadratic
 
 mp.prec = 500
 TOO_LARGE = 2e49  # losses beyond it have no certificate
+DIGITS = mpf(10) ** -140  # of the truth
 UNDERFLOW = mpf(10) ** -300  # what all products of a sum that underflow are off together
 OBJECTIVES = (
     "Average",
@@ -40,7 +41,9 @@ OBJECTIVES = (
 PATTERNS = ("normal", "equal", "alternating", "huge", "ties", "cancelling", "unlike")
 STORES = ("rows", "personal", "columns")
 PLACES = ("random", "near", "trained", "zero")
-LOSSES = ("squared", "logistic", "softmax", "poisson", "binomial", "cox")
+LOSSES = ("squared", "logistic", "softmax", "poisson", "binomial", "cox", "ordinal")
+STEPS = 4  # categories in an order
+CLOSEST = mpf(0.001)  # cut points, below which there is a parabola
 DISPERSION = mpf(0.7)  # of the negative binomial
 
 
@@ -62,6 +65,11 @@ class Point:
     targets_scale: float = 0.0
     l2: float = 1e-3
     vertex: bool = False
+
+    @property
+    def width(self) -> int:
+        """Coefficients of an output: ordered categories have cut points and an intercept."""
+        return self.features + (STEPS - 1) * (self.loss == "ordinal")
 
 
 class UndecidedError(Exception):
@@ -213,8 +221,15 @@ def value_and_slope(loss, z, y):
     if loss == "squared":
         away = [a - b for a, b in zip(z, y, strict=True)]
         return fdot(away, away), [2 * a for a in away]
-    if loss == "logistic":
-        s = 1 - 2 * y[0]
+    if loss == "ordinal" and y[0] == 2:  # of the distance of two cut points
+        d = max(z[0], CLOSEST)
+        less, slope, bent = z[0] - d, -1 / mp.expm1(d), 1 / (4 * mp.sinh(d / 2) ** 2)
+        value = -log(-mp.expm1(-d)) + less * (slope + less * bent / 2)
+        return value, [slope + less * bent]
+    if loss == "ordinal" and y[0] == 0:
+        return mpf(0), [mpf(0)]
+    if loss in ("logistic", "ordinal"):
+        s = 1 - 2 * y[0] if loss == "logistic" else y[0]
         e = mp.exp(s * z[0])
         return mp.log1p(e), [s * e / (1 + e)]
     if loss == "binomial":
@@ -232,6 +247,25 @@ def value_and_slope(loss, z, y):
     total = fsum(e)
     own = int(y[0])
     return log(total) + top - z[own], [v / total - (k == own) for k, v in enumerate(e)]
+
+
+def terms(A, y):
+    """−log of σ(z_{k−1}) − σ(z_k) = σ(z_{k−1}) σ(−z_k) (1 − e^{−δ_k}), row by row: (a, −1 for every
+    cut point up to k, 1) with the sign of a logistic row, or δ_k alone with 2; zeros fill up.
+    """
+    rows, kinds = [], []
+    for a, (k,) in zip(A, y, strict=True):
+        k = int(k)
+        nothing = [a[0] * 0] * (len(a) + STEPS - 1)
+        for sign, cut, there in ((-1, k - 1, k > 0), (1, k, k < STEPS - 1)):
+            steps = [-1 * (j <= cut) for j in range(1, STEPS - 1)]
+            rows.append([*a, *steps, 1] if there else nothing)
+            kinds.append([sign if there else 0])
+        inner = 0 < k < STEPS - 1
+        alone = [1 * (j == k) for j in range(1, STEPS - 1)]
+        rows.append([*nothing[: len(a)], *alone, 0] if inner else nothing)
+        kinds.append([2 * inner])
+    return rows, kinds
 
 
 def partial(z, y):
@@ -280,8 +314,14 @@ def flat(X):
     return [v for row in X for v in row]
 
 
-def bend(loss, z):
+def bend(loss, z, y):
     """∂²ℓ/∂z² of one sample, in double precision."""
+    if loss == "ordinal" and y[0] == 2:
+        return np.eye(1) / (2 * np.sinh(np.clip(z[0], float(CLOSEST), 300) / 2)) ** 2
+    if loss == "ordinal":
+        loss = "logistic" if y[0] else "nothing"
+    if loss == "nothing":
+        return np.zeros((1, 1))
     if loss == "squared":
         return 2 * np.eye(len(z))
     if loss == "logistic":
@@ -302,9 +342,9 @@ def hessian(loss, data, shares, u):
     for w, (A, y) in zip(shares, data, strict=True):
         if loss == "cox":
             H += float(w) / len(A) * spread_at_risk(A, y, u)
-        for a in A if loss != "cox" else ():
+        for a, t in zip(A, y, strict=True) if loss != "cox" else ():
             row = np.array([float(v) for v in a])
-            H += float(w) / len(A) * np.kron(np.outer(row, row), bend(loss, row @ u))
+            H += float(w) / len(A) * np.kron(np.outer(row, row), bend(loss, row @ u, t))
     return H
 
 
@@ -413,9 +453,9 @@ def drawn(random) -> Point:
     """A point of any kind."""
     single = bool(random.integers(2))
     reach = (-6, 6) if single else (-70, 20)
-    loss = str(random.choice(LOSSES, p=[0.4, 0.15, 0.1, 0.1, 0.1, 0.15]))
+    loss = str(random.choice(LOSSES, p=[0.35, 0.15, 0.1, 0.1, 0.1, 0.1, 0.1]))
     single = single and loss != "cox"  # which has no other format
-    store = str(random.choice(STORES, p=[0.7, 0.15, 0.15]))
+    store = str(random.choice(STORES, p=[0.7, 0.15, 0.15])) if loss != "ordinal" else "rows"
     tame = loss != "squared" or random.random() < 0.5
     wide = loss == "squared" and store == "rows" and random.random() < 0.04
     return Point(
@@ -479,13 +519,14 @@ def problem(point: Point):
         elif point.loss == "cox":  # with ties
             y = np.column_stack([random.integers(1, 2 * m + 1, m), random.random(m) < 0.7])
         else:
-            y = random.integers(0, 2 if point.loss == "logistic" else 3, m)
+            y = random.integers(0, {"logistic": 2, "ordinal": STEPS}.get(point.loss, 3), m)
         clients.append((X, y))
     loss = "poisson" if point.loss == "binomial" else point.loss
     model = sp.Linear(
         loss,
         ridges(point),
-        classes=3 if point.loss == "softmax" else None,
+        intercept=point.loss == "ordinal",
+        classes={"softmax": 3, "ordinal": STEPS}.get(point.loss),
         dispersion=float(DISPERSION) if point.loss == "binomial" else 0.0,
     )
     return clients, model, random
@@ -493,7 +534,7 @@ def problem(point: Point):
 
 def ridges(point: Point):
     """One l2, or, for one point of three, a larger one for every feature."""
-    more = 10 ** np.random.default_rng(point.seed).uniform(0, 3, point.features)
+    more = 10 ** np.random.default_rng(point.seed).uniform(0, 3, point.width)
     return point.l2 * more if point.seed % 3 == 0 else point.l2
 
 
@@ -583,6 +624,8 @@ def place(point: Point, cohort, random, clients):
     spread = random.standard_normal(len(x))
     if point.pattern == "equal":
         spread = np.full(len(x), random.uniform(0.1, 1))
+    if point.loss == "ordinal":
+        spread[point.features : -1] = 10 ** random.uniform(-2, 1, STEPS - 2)
     if point.place == "zero":
         return x, None, None
     unit = 10 ** (point.targets_scale - point.features_scale) if point.loss == "squared" else 1.0
@@ -612,9 +655,11 @@ def place(point: Point, cohort, random, clients):
 
 def descended(point: Point, cohort, x, clients):
     """Near the minimiser of the mean loss, by a few Newton steps in double precision."""
-    data = [(np.asarray(X, dtype=np.float64), y) for X, y in clients]
+    data = [(np.asarray(X, dtype=np.float64), np.reshape(y, (len(X), -1))) for X, y in clients]
+    if point.loss == "ordinal":
+        data = [terms(*rows) for rows in data]
     p = np.full(len(data), 1 / len(data))
-    features = data[0][0].shape[1]
+    features = point.width
     for _ in range(5):
         u = x.double().numpy().reshape(features, -1)
         l2 = np.broadcast_to(ridges(point), features)
@@ -629,7 +674,7 @@ def descended(point: Point, cohort, x, clients):
 def verdict(point, cohort, clients, x, weights, objective, answers, c, certificate) -> Verdict:
     """The truth in 150 digits."""
     data = []
-    l2 = exact(np.broadcast_to(ridges(point), point.features))
+    l2 = exact(np.broadcast_to(ridges(point), point.width))
     for X, y in clients:
         targets = np.asarray(y, dtype=np.float64).reshape(len(X), -1)
         data.append(
@@ -638,6 +683,8 @@ def verdict(point, cohort, clients, x, weights, objective, answers, c, certifica
                 [exact(row) for row in targets],
             )
         )
+    if point.loss == "ordinal":
+        data = [terms(*rows) for rows in data]
     outputs = {"softmax": 3, "squared": len(data[0][1][0])}.get(point.loss, 1)
     values = exact(x.double().numpy())
     X = [values[j : j + outputs] for j in range(0, len(values), outputs)]
@@ -656,12 +703,14 @@ def verdict(point, cohort, clients, x, weights, objective, answers, c, certifica
     each = answers.each().double().numpy()
     for i, true in enumerate(gradients):
         off = far(point, true, exact(each[i]))
-        if off > slack[i] and np.isfinite(each[i]).all():
+        known = DIGITS * max(abs(v) for row in data[i][0] for v in row)
+        if off > slack[i] + known and np.isfinite(each[i]).all():
             broken.append(f"gradient {i}: {float(off):.3g} > {float(slack[i]):.3g}")
     plain = exact(weights)
     mixed = [fdot(plain, column) for column in zip(*gradients, strict=True)]
     off = far(point, mixed, exact(c.double().numpy()))
     least = (mpf(2) ** -126 if point.single else UNDERFLOW) * sqrt(len(values))  # see `length`
+    least += DIGITS * max(abs(v) for rows in data for row in rows[0] for v in row)
     if off > fdot(plain, slack) + least and torch.isfinite(c).all():
         broken.append(f"sum: {float(off):.3g} > {float(fdot(plain, slack)):.3g}")
     return Verdict(
@@ -678,8 +727,8 @@ def levels(cohort):
 
 def far(point, a, b):
     """The distance of two gradients in the metric of the ridge."""
-    l2 = np.broadcast_to(ridges(point), point.features)
-    share = np.repeat(exact(l2 if l2.min() > 0 else l2 + 1), len(a) // point.features)
+    l2 = np.broadcast_to(ridges(point), point.width)
+    share = np.repeat(exact(l2 if l2.min() > 0 else l2 + 1), len(a) // point.width)
     return sqrt(fsum((s - t) ** 2 * min(share) / v for s, t, v in zip(a, b, share, strict=True)))
 
 

@@ -63,6 +63,29 @@ def test_stratified_effects_are_those_with_an_indicator_for_every_client(loss):
     np.testing.assert_allclose(found.own[:, 2], peer.params[2:], atol=5e-3)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_stratified_effects_of_several_labels_are_those_of_mnlogit(seed):
+    """What changes no loss is no obstacle, and means of free intercepts have all digits."""
+    random = np.random.default_rng(seed)
+    clients = []
+    for i in range(5):
+        X = random.standard_normal((60 + 10 * i, 2))
+        z = X @ [0.8, -0.5] + 0.7 * random.standard_normal()
+        y = (np.outer(z, [0, 1, -1]) + random.gumbel(size=(len(z), 3))).argmax(1)
+        clients.append((X, y))
+    X, y, owner = stacked(clients)
+    design = np.column_stack([X[:, :2], owner[:, None] == range(5)]).astype(float)
+    peer = sm.MNLogit(y, design).fit(method="newton", maxiter=100, disp=0)
+    linear = sp.Linear("softmax", intercept=True, classes=3)
+    found = sp.coefficients(sp.Cohort(clients, linear), effects="stratified")
+    np.testing.assert_allclose(found.estimate[:4], peer.params[:2].ravel(), atol=1e-4)
+    np.testing.assert_allclose(found.error[:4], peer.bse[:2].ravel(), rtol=1e-4)
+    np.testing.assert_allclose(found.estimate[4:], peer.params[2:].mean(0), atol=1e-3)
+    covariance = np.asarray(peer.cov_params()).reshape(2, 7, 2, 7)
+    wanted = [np.sqrt(covariance[k, 2:, k, 2:].mean()) for k in range(2)]
+    np.testing.assert_allclose(found.error[4:], wanted, rtol=1e-4)
+
+
 def times(sizes, seed=1):
     random = np.random.default_rng(seed)
     found = []

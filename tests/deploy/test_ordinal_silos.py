@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from cases.refusals import refuses
 from cases.silos import MODEL, agree, federation, run
 from scaffpd.report.record import RunRecord
 from scaffpd.settings.federation import FederationFile
@@ -45,10 +44,3 @@ def test_silos_train_proportional_odds(tmp_path, l2):
     assert list(setup.schema["labels"]) == ["well", "ill", "dire"]
     record = RunRecord.read(FederationFile.read(path).folder)
     assert all(0.3 < one.test_score < 1 for one in record.main.clients)
-
-
-def test_effects_stay_on_one_machine(tmp_path):
-    path, _ = graded(tmp_path)
-    path.write_text(path.read_text().replace("l2 = 0.03", 'l2 = 0.03\neffects = "fixed"'))
-    with refuses("effects-not-agreed"):
-        FederationFile.read(path)

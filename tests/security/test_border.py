@@ -37,6 +37,7 @@ from scaffpd.objectives import OBJECTIVES
 from scaffpd.secure.ring import Places
 from scaffpd.settings.federation import FederationFile
 from scaffpd.settings.silo import SiloFile
+from scaffpd.settings.tables import EFFECTS, ERRORS
 
 # three rounds, however good the model is by then
 SHORT = {"rounds = 500": "rounds = 3\nrate = 0.1", "tol = 1e-6\n": ""}
@@ -150,6 +151,15 @@ MODES = {
 @pytest.mark.parametrize("mode", MODES)
 def test_every_mode_posts_what_was_announced(tmp_path, fake_clock, monkeypatch, mode):
     recorder, expected = compared(*prepared(tmp_path, "Fair", mode=mode), monkeypatch)
+    assert recorder.posted == expected
+
+
+@pytest.mark.parametrize("effects", mostly_long(EFFECTS[1:], "slopes"))
+@pytest.mark.parametrize("errors", mostly_long(ERRORS, "model"))
+def test_effects_post_what_was_announced(tmp_path, fake_clock, monkeypatch, effects, errors):
+    model = f'effects = "{effects}"\nerrors = "{errors}"\n'
+    path, places = federation(tmp_path, replacing={"l2 = 0.03\n": model, **SHORT})
+    recorder, expected = compared(path, places, monkeypatch)
     assert recorder.posted == expected
 
 

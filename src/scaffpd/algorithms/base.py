@@ -21,6 +21,7 @@ from scaffpd.federation.border import shown
 from scaffpd.federation.own_weights import OwnSums, OwnWeights
 from scaffpd.federation.plans import ReleaseCounts
 from scaffpd.federation.questions import (
+    ColumnProducts,
     Curvature,
     Diagonal,
     GradientsAt,
@@ -49,6 +50,7 @@ HESSIAN = Hessian.kind
 WIDTHS = Widths.kind
 OWN_WEIGHTS = OwnWeights.kind
 OWN_SUMS = OwnSums.kind
+PRODUCTS = ColumnProducts.kind
 STORED = Stored.kind
 NORMS = f"{GRADIENTS}.norm"  # ‖c_i‖²
 ERRORS = f"{GRADIENTS}.errors"  # bounds on rounding, for a certificate

@@ -35,21 +35,21 @@ convex,
 
 with the least weights β of Λ, such as c p behind a floor c, B = Σ β_i, ω = (1 − B)/(S − B) and
 θ = (1 − S)/(Σ κ_i − S), and F(x) ≤ G(x, ν). In the place of ‖g‖²/(2μ) may stand
-what A proves (`concordant.py`), of squared losses, and of others where clients are in this process.
+what A proves (`concordant.py`); how far rows reach follows from sums, too.
 All of it comes from sums, and meets F* in the end.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from scaffpd.algorithms.base import CONVEX, EXACT, OWN_SUMS, OWN_WEIGHTS
-from scaffpd.algorithms.concordant import proven
+from scaffpd.algorithms.base import CONVEX, EXACT, OWN_SUMS, OWN_WEIGHTS, PRODUCTS
+from scaffpd.algorithms.concordant import Root, RowsModel, proven, reached
 from scaffpd.algorithms.minimax import (
     SLACK,
     TAKEN,
@@ -63,7 +63,7 @@ from scaffpd.errors import InputError
 from scaffpd.federation import Federation, Vector
 from scaffpd.federation.answers import width_of
 from scaffpd.federation.own_weights import LEAST, NUMBERS, OwnSums, OwnWeights
-from scaffpd.federation.questions import GradientsAt, Widths
+from scaffpd.federation.questions import ColumnProducts, GradientsAt, Widths
 from scaffpd.objectives.base import EPSILON, OUT_OF_REACH, Objective, roundings
 
 GOOD = 0.5  # share of a promise from which on A is not stretched
@@ -117,6 +117,7 @@ class MinimaxSumsState(MinimaxState):
         bent: M.
         stretch: by how much A is enlarged.
         lowest: the lowest certificate of earlier points.
+        products: sums over all rows of the products of columns; empty where nobody was asked.
     """
 
     shows_losses: ClassVar[bool] = False
@@ -130,6 +131,7 @@ class MinimaxSumsState(MinimaxState):
     known: bool = True
     stretch: float = 0.0
     lowest: float = np.inf
+    products: Vector = field(default_factory=lambda: np.zeros((0, 0)))
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,7 @@ class MinimaxSums(MinimaxMethod[MinimaxSumsState]):
 
     steep: bool = False
 
-    questions: ClassVar[frozenset[str]] = frozenset({OWN_WEIGHTS, OWN_SUMS})
+    questions: ClassVar[frozenset[str]] = frozenset({OWN_WEIGHTS, OWN_SUMS, PRODUCTS})
     needs: ClassVar[frozenset[str]] = frozenset({CONVEX, EXACT})
     asks_losses: ClassVar[bool] = True
 
@@ -157,12 +159,16 @@ class MinimaxSums(MinimaxMethod[MinimaxSumsState]):
             )
 
     def asks(self, convex: bool = True) -> frozenset[str]:
-        """Leave out how far Σ λ_i is from one where it may be anything."""
-        return self.questions - (frozenset() if self.objective.simplex else {OWN_WEIGHTS})
+        """Leave out how far Σ λ_i is from one where it may be anything, and sums of products, which
+        are asked for once where they show nothing more (`_products`).
+        """
+        less = frozenset() if self.objective.simplex else {OWN_WEIGHTS}
+        return self.questions - {PRODUCTS} - less
 
     def uncertified(self, state: MinimaxSumsState) -> str | None:
         """Say why nothing is proven about the result, or return `None`."""
-        if _here(state) and state.constants.convex and not state.constants.noisy:
+        known = _here(state) or len(state.products) > 0
+        if known and state.constants.convex and not state.constants.noisy:
             return None
         return super().uncertified(replace(state, weights=np.ones(len(state.weights))))
 
@@ -198,6 +204,7 @@ class MinimaxSums(MinimaxMethod[MinimaxSumsState]):
             merit=found.value if self.steep or not self._target else np.inf,
             known=not self._target,
             bent=np.zeros_like(found.hessian),
+            products=self._products(federation, x, bool(constants.strong_convexity.min() > 0)),
         )
         return self._proven(state, federation, GradientsAt(x))
 
@@ -323,6 +330,24 @@ class MinimaxSums(MinimaxMethod[MinimaxSumsState]):
             nu, mass, nu + value, gained, cost, error, size, gradient / unit, hessian / unit
         )
 
+    def _products(self, federation: Federation, x: Tensor, convex: bool) -> Vector:
+        """Ask for sums of products, which bound how far rows reach, where they show no more.
+
+        At x = 0 Hessians of labels are such sums. Where x is not zero strengths were found by
+        evidence, which has asked for them there with the same weights; else they are one more
+        weighting, for which there has to be room, and a need.
+        """
+        channel = federation.channel
+        free = bool(x.any()) or (federation.sums.allows_reweighting and not convex)
+        if channel.here or not (free and isinstance(channel.model, RowsModel)):
+            return np.zeros((0, 0))
+        features = len(x) // channel.model.outputs_each
+        asked = federation.ask(ColumnProducts(torch.zeros_like(x), features))
+        found = asked.added("products", np.ones(len(federation.names))).double().cpu().numpy()
+        _possible(bool(np.isfinite(found).all() and found.diagonal().min() >= 0))
+        bent = convex or Root.of(found[:-1, :-1], found[-1, -1]).factor is not None
+        return found if bent else np.zeros((0, 0))  # columns that say the same
+
     def _proven(
         self, state: MinimaxSumsState, federation: Federation, at: GradientsAt
     ) -> MinimaxSumsState:
@@ -345,15 +370,21 @@ class MinimaxSums(MinimaxMethod[MinimaxSumsState]):
         if np.isinf(most) or primal > most / 2:
 
             def width(root: Tensor) -> float:
-                # across organisations one more sum at a point is one more weighting of rows
-                if not federation.channel.here:
+                if federation.channel.here:
+                    return width_of(federation.ask(Widths(at, root, None)))
+                model = federation.channel.model
+                if not (len(state.products) and isinstance(model, RowsModel)):
                     return np.inf
-                return width_of(federation.ask(Widths(at, root, None)))
+                R, alone = model.widening(state.x)
+                return R * reached(root.numpy(), state.products, alone) if R else 0.0
 
-            off = spread(state.constants) * found.error / unit
+            constants = state.constants
+            if len(state.products):  # silos may count for fewer rows than they have
+                constants = replace(constants, samples=np.rint(state.products[-1:, -1]).astype(int))
+            off = spread(constants) * found.error / unit
             H = torch.from_numpy(found.hessian)
             # of personal models, which this bounds no reach of, there is no inexactness either
-            bound = proven(width, state.constants, H, found.gradient, off, 0.0, primal / mass)
+            bound = proven(width, constants, H, found.gradient, off, 0.0, primal / mass)
             if mass * bound.most < most:
                 primal, most = mass * bound.value, mass * bound.most
         if np.isinf(most):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from scaffpd.algorithms import ALGORITHMS, Fair
-from scaffpd.algorithms.base import ERRORS, SLOPES, VECTORS
+from scaffpd.algorithms.base import ERRORS, PRODUCTS, SLOPES, VECTORS
 from scaffpd.federation.border import Announced, Part, Shown, each, shown
+from scaffpd.federation.modes import ModesAt, ModeSpread, ModeSquares, OwnCoefficients
 from scaffpd.federation.questions import Scores
 from scaffpd.settings.terms import FederationTerms
 
@@ -62,6 +63,7 @@ def _asked(terms: FederationTerms) -> frozenset[str]:
     asked = terms.method.asks(convex=terms.model.network is None)
     if terms.privacy is not None:  # `Fair` has fixed steps then, for networks too
         asked |= terms.method.asks()
+    asked |= {PRODUCTS} if terms.reaching else frozenset()
     return asked if proven else asked - {ERRORS}
 
 
@@ -70,11 +72,24 @@ def phases(terms: FederationTerms) -> list[Phase]:
     private = terms.privacy is not None
     begin = [] if private else [*Commitment.shows]
     ends = [*Spendings.shows] if private else shown({Scores.kind, f"{Scores.kind}.score"})
+    ends += _effects(terms)
     return [
         Phase("before training", [*begin, *terms.plan().shows()]),
         Phase("in every round", shown(_asked(terms))),
         Phase("at the end", ends),
     ]
+
+
+def _effects(terms: FederationTerms) -> list[Shown]:
+    """Return what a table of effects takes."""
+    model = terms.model
+    if model.effects is None:
+        return []
+    intercept = not terms.task.timed
+    differ = model.effects == "slopes" or (model.effects == "intercepts" and intercept)
+    found = [*ModesAt.shows, *ModeSpread.shows]
+    found += ModeSquares.shows if differ or model.errors == "robust" else ()
+    return [*found, *(OwnCoefficients.shows if model.effects == "stratified" and intercept else ())]
 
 
 def announced(terms: FederationTerms) -> frozenset[Part]:

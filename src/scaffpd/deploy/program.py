@@ -13,11 +13,12 @@ import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from scaffpd.deploy.agreement import Agreement
+from scaffpd.deploy.agreement import Agreement, check_size
 from scaffpd.deploy.announcing import Spendings, announced
 from scaffpd.deploy.deployed_run import read_json
 from scaffpd.deploy.judging import named
@@ -31,11 +32,13 @@ from scaffpd.files import write_file
 from scaffpd.models import Linear, Personal
 from scaffpd.models.personal import base_of
 from scaffpd.pipeline.columns import Ready
+from scaffpd.pipeline.judging import estimated, lines_of
 from scaffpd.pipeline.models import Contest, Contests, Trained
 from scaffpd.pipeline.run import Nobody, Record, Settings, run, start_of
 from scaffpd.pipeline.sites import Encoding, NamedModel
 from scaffpd.settings.model_file import Setup, finite
 from scaffpd.settings.terms import FederationTerms
+from scaffpd.study.coefficients import CoefficientTable
 from scaffpd.training.history import Checkpoint
 from scaffpd.training.loop import RoundInfo, StartPoint
 
@@ -50,6 +53,7 @@ class Finished:
     record: Record
     setup: Setup
     spent: dict[str, float]  # ε of every silo, with noise
+    effects: CoefficientTable | None = None
 
     @property
     def model(self) -> Trained:
@@ -150,8 +154,22 @@ def take_part(
         watcher=Rounds(states, session, after),
     )
     spent = _spent(session, found.models[0].federation) if private else {}
+    table = _effects(sites, found) if terms.model.effects else None
     session.confirm()
-    return Finished(found, _setup(terms, agreement, found), spent)
+    return Finished(found, _setup(terms, agreement, found), spent, table)
+
+
+def _effects(sites: SiloSites, found: Record) -> CoefficientTable | None:
+    """Estimate effects by sums; own coefficients stay at their silos."""
+    terms = sites.terms
+    model = base_of(found.models[0].model)
+    assert isinstance(model, Linear)
+    lines = lines_of(found.encoding)[0]
+    d = len(lines.mean) + len(model.beyond)
+    check_size((d * model.outputs_each) ** 2, len(sites.names))
+    labels = tuple(map(str, terms.labels or ()))
+    bound = partial(sites.federation, lines)
+    return estimated(bound, lines, model, labels, terms.model)
 
 
 def beside_mode(ready: Ready) -> StartPoint:

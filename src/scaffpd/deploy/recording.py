@@ -16,8 +16,9 @@ from scaffpd.deploy.program import Finished
 from scaffpd.fields import Json
 from scaffpd.numbers import capital
 from scaffpd.objectives.base import LARGEST
+from scaffpd.pipeline.judging import agreed_units, lines_of
 from scaffpd.report.record import ClientScore, ModelRecord, Overall, PrivacyRecord, RunRecord
-from scaffpd.report.recording import judged_parts, round_records
+from scaffpd.report.recording import effect_parts, judged_parts, round_records
 from scaffpd.settings.federation import FederationFile
 from scaffpd.settings.terms import FederationTerms
 from scaffpd.tasks.base import LOSS
@@ -130,6 +131,9 @@ def common(
             **about,
         },
     }
+    if done is not None and done.effects is not None:
+        steps = agreed_units(lines_of(done.record.encoding)[0])
+        made |= effect_parts(done.effects, terms.task, steps)
     return RunRecord.now(**made | more)
 
 

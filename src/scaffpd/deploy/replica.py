@@ -34,6 +34,7 @@ from scaffpd.federation.modes import ModesAt
 from scaffpd.federation.own_weights import OwnSums, OwnWeights
 from scaffpd.federation.plans import LocalPlan, ProximalPlan, Strength
 from scaffpd.federation.questions import (
+    ColumnProducts,
     GradientsAt,
     LocalSteps,
     Question,
@@ -221,6 +222,10 @@ class ReplicaChannel:
         return self.session.propose(kind, {}, known)[1]
 
     @property
+    def model(self) -> Linear | Personal | None:
+        return self.facts.model
+
+    @property
     def work(self) -> float:
         return float("inf") if self.rows is None else self.rows.work
 
@@ -377,9 +382,13 @@ class ReplicaSums:
         return torch.from_numpy(total * unit[0])
 
     def _weights(self, question: Question, weights: Vector) -> Vector:
-        """Return weights of mean gradients; modes without τ are gradients of sums over rows."""
+        """Return weights of mean gradients; modes without τ are gradients of sums over rows, and
+        products are sums over rows, too.
+        """
         at = getattr(question, "at", question)
-        rows = isinstance(at, ModesAt) and not bool(at.tau.any())
+        rows = isinstance(at, ColumnProducts) or (
+            isinstance(at, ModesAt) and not bool(at.tau.any())
+        )
         return weights * self.channel.facts.rows if rows else weights
 
     def _check(self, kind: str, question: Question, weights: Vector) -> None:

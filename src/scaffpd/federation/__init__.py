@@ -98,6 +98,9 @@ class Channel(Protocol):
     # Number of numbers that a pass over the training features reads; infinite if unknown
     @property
     def work(self) -> float: ...
+    # description of the model; `None` if it is not known here
+    @property
+    def model(self) -> object: ...
     # Account of private clients' releases; `None` if they have none here
     @property
     def account(self) -> PrivacyAccount | None: ...

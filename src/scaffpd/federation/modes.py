@@ -140,3 +140,26 @@ class ModeInformation(ModeSpread):
     def answer(self, clients: ClientSide) -> Reply:
         found = clients.modes(self.at).information(self.C, self.step, self.groups)
         return Reply({}, {"information": found})
+
+
+@dataclass(frozen=True, eq=False)
+class ModeSquares(ModeSpread):
+    r"""What errors need, of silos: sums of squares, and no product of two slopes.
+
+    For rows l of L and groups g, h of coefficients Σ_i ‖E_gQ_il‖², Σ_i ‖g_i‖²_g, Σ_i tr_g(Q_iCQ_i),
+    Σ_i Σ_{j∈g, k∈h} (Q_i)_jk (Q_i − 2 Q_iCQ_i)_jk, and if `robust` Σ_i ⟨l, g_i⟩².
+    """
+
+    kind = "squares"
+    shows = (summed("squares", "squares of slopes and curvatures of your own model"),)
+
+    groups: Tensor
+    L: Tensor
+    robust: bool
+
+    def shapes(self, d: int) -> Shapes:
+        p, k = len(self.L), len(self.groups)
+        return {"squares": (k * (p + 2 + k) + p * self.robust,)}
+
+    def answer(self, clients: ClientSide) -> Reply:
+        return Reply({}, {"squares": clients.modes(self.at).squares(self)})

@@ -115,6 +115,8 @@ class OwnModes(Protocol):
     def own(self, C: Tensor, step: Tensor, L: Tensor) -> Vectors: ...
     # products of slopes and Hessians
     def information(self, C: Tensor, step: Tensor, groups: Tensor) -> Vectors: ...
+    # squares of them, for `ModeSquares`
+    def squares(self, at: Question) -> Vectors: ...
 
 
 class ClientSide(Protocol):
@@ -132,6 +134,7 @@ class ClientSide(Protocol):
     ) -> Displacements: ...  # Solve the clients' local models at the answered point
     # Solve for the clients' own models, once for as long as the question is in use
     def modes(self, at: Question) -> OwnModes: ...
+    def products(self) -> Tensor: ...  # [A_i 1]ᵀ[A_i 1] of every client's rows, (N, k + 1, k + 1)
     # loss, score and number of samples on the "train" or "test" rows
     def scores(self, x: Tensor, split: str) -> tuple[Vector, Vector, NDArray[np.int64]]: ...
 
@@ -391,6 +394,34 @@ class Widths(Question):
                 )
             },
         )
+
+
+@dataclass(frozen=True, eq=False)
+class ColumnProducts(Question):
+    """Sums over rows of the products of every two columns; the last one is a column of ones.
+
+    They say what Hessians of logistic losses say at zero, and with the same weights.
+    """
+
+    kind = "products"
+    shows = (summed("products", "sums over rows of the products of two columns", tables=True),)
+    symmetric = ("products",)
+
+    x: Tensor  # zero
+    features: int
+
+    def shapes(self, d: int) -> Shapes:
+        return {"products": (self.features + 1,) * 2}
+
+    def answer(self, clients: ClientSide) -> Reply:
+        each = clients.products()
+
+        def total(weights: Tensor) -> Tensor:
+            found: Tensor = torch.tensordot(weights.to(each), each, 1)
+            return found
+
+        shape = each.shape[1:]
+        return Reply({}, {"products": Vectors(total, lambda: each, None, shape, None, True)})
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,7 +28,7 @@ from scaffpd.models.arrays import Array
 from scaffpd.models.baseline import concordance
 from scaffpd.models.curvature import ManyRows
 from scaffpd.models.modes import ClientModes
-from scaffpd.models.newton import Anchor
+from scaffpd.models.newton import Anchor, beyond
 from scaffpd.models.numerics import LEAST, SAFE, UNIT, gamma, norm_above
 from scaffpd.models.oracle import Held, StackedDisplacements, shift, step_sizes, stepped
 from scaffpd.models.point import CLIENTS, Ridge
@@ -334,7 +334,20 @@ class OwnCoxPoint(CoxPoint):
         return (Q + Q.mT) / 2
 
     def widths(self, root: Tensor, weights: Tensor | None) -> Tensor:
-        return torch.full_like(self.losses, torch.inf)
+        """Return twice the longest row, as without own models, of (x, u_1 … u_N) at once."""
+        found = torch.full_like(self.losses, torch.inf)
+        near = self.found.near
+        if weights is None:
+            return found
+        for block in self.oracle.rows.blocks:
+            who = block.clients
+            A = self.oracle.rows.of(block)[0] * (block.weight > 0)[..., None]
+            own = (A * self.found.S[who, None]).mT
+            back = torch.cholesky_solve(own, near.L[who])
+            t = A.mT - near.change[who].mT @ own
+            far = beyond(root, t, (own * back).sum(1), weights.to(root)[who, None])
+            found[who] = 2 * SAFE * far.amax(1)
+        return found
 
     def curvatures(self, V: Tensor) -> Tensor:
         return V.mT @ self.hessians @ V + self.ridge.gram(V)

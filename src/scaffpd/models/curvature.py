@@ -18,6 +18,7 @@ from torch import Tensor
 
 from scaffpd.models.losses import Loss
 
+FAR = 10.0  # deviations, of rows that say one thing each
 DENSE = 300  # most unknowns for Newton steps by Cholesky; above that, by conjugate gradients
 
 
@@ -57,11 +58,21 @@ class ManyRows:
 
     def each(self) -> Tensor:
         """Return Q_i."""
-        return self.H - self.half.mT @ self.half
+        return self._careful(self.H - self.half.mT @ self.half, self.change)
 
     def curvature(self, weights: Tensor) -> Tensor:
         w = weights[:, None, None]
-        return (w * self.H).sum(0) - (w * self.half).flatten(0, 1).mT @ self.half.flatten(0, 1)
+        Q = (w * self.H).sum(0) - (w * self.half).flatten(0, 1).mT @ self.half.flatten(0, 1)
+        return self._careful(Q, (w * self.change).sum(0)) if len(self.S) == 1 else Q
+
+    def _careful(self, Q: Tensor, J: Tensor) -> Tensor:
+        """Return Q with rows J/S of what differs much, where differences lose their digits."""
+        S = self.S[0]
+        far = torch.nonzero((S > FAR) & (len(self.S) == 1))[:, 0]
+        if len(far):
+            Q[..., far, :] = J[..., far, :] / S[far, None]
+            Q[..., :, far] = Q[..., far, :].mT
+        return Q
 
     def spread(self, C: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
         """Return the change of v, (n, q, r), and 1 − (V + BCBᵀ)_jj/τ_j, (n, q)."""
@@ -125,10 +136,11 @@ class LossHessian:
     def bent(self, T: Tensor) -> Tensor:
         return self.weight[..., None, None] * self.loss.bend(self.z, self.y, T)
 
-    def times(self, V: Tensor) -> Tensor:
-        """Return AᵀWA V for V (n, features, k, c)."""
+    def times(self, V: Tensor, B: Tensor | None = None) -> Tensor:
+        """Return AᵀWA V for V (n, features, k, c); with other rows B in the place of Aᵀ, BᵀWA V."""
+        B = self.A if B is None else B
         T = (self.A @ V.flatten(2)).view(*self.z.shape, V.shape[3])
-        return (self.A.mT @ self.bent(T).flatten(2)).view_as(V)
+        return (B.mT @ self.bent(T).flatten(2)).view(len(B), -1, *V.shape[2:])
 
     def factor(self, S: Tensor) -> ManyRows | FewRows:
         """Return S Aᵀ W A S + I in the smaller of rows and features, for S (1 or n, q).

@@ -13,12 +13,13 @@ from torch import Tensor
 
 from scaffpd.errors import InputError, count, real, shortened, unknown
 from scaffpd.federation import Vector
+from scaffpd.models import losses
 from scaffpd.models.arrays import Array, check_range
 from scaffpd.models.cox import COX, HAZARD, TIMES, CoxOracle, survival_targets
 from scaffpd.models.glm import LinearOracle
 from scaffpd.models.losses import BUILT_IN, Loss, Poisson, Softmax, Squared, check_loss, loss_named
 from scaffpd.models.oracle import ClientData, Oracle
-from scaffpd.models.ordinal import ORDINAL, TERMS, chances, residuals, terms
+from scaffpd.models.ordinal import DISTANCE, ORDINAL, TERMS, chances, residuals, terms
 from scaffpd.models.periods import at_risk, person_periods
 from scaffpd.models.point import Ridge
 from scaffpd.models.quadratic import QuadraticOracle
@@ -45,12 +46,11 @@ class Linear:
 
     Args:
         loss: "squared" (one or several target columns), "logistic" (labels 0/1), "softmax" (labels
-            0, 1, …), "poisson" (counts, with mean e^z: f_i is half the mean
-            deviance above the client's own optimum), or of times
-            to an event, with the columns time and event, and entry and weight if there are such:
-            "cox", or "hazard", a logistic hazard in each of the `periods`, which is a sum over
-            rows; or "ordinal", proportional odds of the ordered `classes` 0, 1, …, with the
-            distances of cut points behind the features' coefficients (`ordinal.py`).
+            0, 1, …), "poisson" (counts, with mean e^z: f_i is half the mean deviance above the
+            client's own optimum), or of times to an event, with the columns time and event, and
+            entry and weight if there are such: "cox", or "hazard", a logistic hazard in each of the
+            `periods`, which is a sum over rows; or "ordinal", proportional odds of the ordered
+            `classes` 0, 1, …, with the distances of cut points behind the features' coefficients.
         l2: the regulariser (l2/2)‖x‖² on *all* of x, the intercept included; the certificate rests
             on it. Or ½ Σ_k l2_k x_k²: one number for each feature, and a last one for the
             intercept, or one for each level of `periods`; the same for all outputs. "auto": by
@@ -331,6 +331,20 @@ class Linear:
         each = fitted("Linear", "l2", self.l2, width, self.intercept)
         l2 = torch.tensor(each, dtype=torch.float64, device=device)
         return Ridge(l2.repeat_interleave(outputs))
+
+    def widening(self, x: Tensor) -> tuple[float, Vector]:
+        """Return R of a certificate (`algorithms/concordant.py`), and by how much more coordinates
+        of x that are distances of cut points count by themselves; infinite if unknown.
+        """
+        rates = np.zeros(len(x))
+        if self.loss == COX:
+            return np.inf, rates
+        loss = loss_named("logistic" if self.periods else self.loss)
+        if self.ordered:
+            cuts = slice(len(x) - len(self.beyond), len(x) - 1)
+            z = x.double().cpu()[cuts, None]
+            rates[cuts] = loss.widening(z, torch.full_like(z, DISTANCE))
+        return losses.concordance(loss), rates
 
     def using(
         self,

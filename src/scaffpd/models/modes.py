@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from scaffpd.descent import newton
-from scaffpd.federation.modes import ModesAt
-from scaffpd.federation.questions import Vectors
+from scaffpd.federation.modes import ModesAt, ModeSquares
+from scaffpd.federation.questions import Question, Vectors
 from scaffpd.models.cells import Cells, along, back
 from scaffpd.models.corrections import CorrectionProblem
 from scaffpd.models.curvature import FewRows, LossHessian, ManyRows
@@ -377,6 +377,28 @@ class ClientModes:
         shape = (q * q * (1 + len(groups)) + len(groups) ** 2,)
         each = lambda: torch.stack([total(one) for one in eye])
         return Vectors(total, each, shape=shape, double_weights=True)
+
+    def squares(self, at: Question) -> Vectors:
+        """Return the answer to `ModeSquares`."""
+        assert isinstance(at, ModeSquares)
+        C, L, families = at.C, at.L.to(at.C), at.groups.to(at.C)
+        parts = []
+        for block in self.blocks:
+            Q = self._near(block).each()
+            g = self.gradient[block.clients] + Q @ at.step.flatten()
+            turned = Q @ C @ Q
+            found = [
+                ((L @ Q) ** 2 @ families.mT).flatten(1),
+                g**2 @ families.mT,
+                turned.diagonal(dim1=1, dim2=2) @ families.mT,
+                (families @ (Q * (Q - 2 * turned)) @ families.mT).flatten(1),
+                (g @ L.mT) ** 2 if at.robust else g[:, :0],
+            ]
+            parts.append((block.clients, torch.cat(found, 1)))
+        each = C.new_empty(len(self.v), parts[0][1].shape[1])
+        for who, own in parts:
+            each[who] = own
+        return _held(each)
 
 
 def _held(each: Tensor) -> Vectors:

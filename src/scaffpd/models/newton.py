@@ -28,6 +28,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import combinations
 
 import torch
 from torch import Tensor
@@ -194,7 +195,10 @@ class NewtonPoint(LinearPoint):
         step = max(COLUMNS // len(self.rows.A), 1)
         eye = torch.eye(d).to(self.x)
         H = torch.cat([self.times(part.mT, weights.to(eye)) for part in torch.split(eye, step)], 1)
-        return ((H + H.mT) / 2).double()
+        H = ((H + H.mT) / 2).double()
+        if self._softmax:
+            self._gauge(H[None])
+        return H
 
     def curvatures(self, V: Tensor) -> Tensor:
         """Return every client's VᵀH_iV = T_iᵀS_iT_i + Vᵀl2 V, (N, k, k)."""
@@ -228,26 +232,32 @@ class NewtonPoint(LinearPoint):
         """Return R max_j √(aᵀ(∇²G)⁻¹_{u_i u_i}a), of the Hessian of all of (x, u_1 … u_N) at once:
 
         (∇²G)⁻¹ in p = ⟨a, x⟩ + ⟨ã, w⟩ is tᵀ(root rootᵀ)⁻¹t + ãᵀM⁻¹ã/λ_i with M = ÃᵀWÃ + I and
-        t = a − AᵀWÃM⁻¹ã.
+        t = a − AᵀWÃM⁻¹ã; of a softmax that for all (e_k − e_l)⊗a.
         """
         R = concordance(self.loss)
         found = root.new_full((len(self.w),), 0.0 if R == 0 else math.inf)
-        if R == 0 or math.isinf(R) or self.outputs > 1 or weights is None or not self.known:
+        if R == 0 or math.isinf(R) or weights is None or not self.known:
             return found
+        k = self.outputs
 
         def work(block: PaddedBlock) -> None:
             A, bowl = self._bowl(block)
-            rows = self.rows.of(block)[0]
-            back = bowl.solver()(A.mT[:, :, None])[:, :, 0]  # M⁻¹ãᵀ
-            own = (A.mT * back).sum(1)
-            W = bowl.bent(A.new_ones(*A.shape[:2], 1, 1))[..., 0]
-            t = rows.mT - rows.mT @ (W * (A @ back))
-            solved = torch.linalg.solve_triangular(root, t.double(), upper=False)
+            rows, y = self.rows.of(block)
+            solve = bowl.solver()
             lam = weights.to(root)[block.clients, None]
-            far = solved.square().sum(1) + own.double() / lam
-            far = torch.where((block.weight > 0) & (lam > 0), far, 0.0)
-            far = far * self.loss.widening(block.of(self.predictions), self.rows.of(block)[1]) ** 2
-            found[block.clients] = SAFE * R * far.amax(1).sqrt()
+            far = root.new_zeros(A.shape[:2])
+            for one, other in combinations(range(k), 2) if k > 1 else [(0, 0)]:
+                signs = A.new_zeros(k, 1)
+                signs[other], signs[one] = -1.0, 1.0
+                back = solve(A.mT[:, :, None] * signs)  # M⁻¹ãᵀ
+                own = (A.mT * (back * signs).sum(2)).sum(1)
+                bent = bowl.times(back, rows)
+                t = rows.mT[:, :, None] * signs - bent
+                each = beyond(root, t.flatten(1, 2), own, lam)
+                far = torch.maximum(far, torch.where(block.weight > 0, each, 0.0))
+            found[block.clients] = (
+                SAFE * R * (far * self.loss.widening(block.of(self.predictions), y)).amax(1)
+            )
 
         parallel_map(work, portions(self.rows, self.w[0].numel()), root.device)
         return found
@@ -295,6 +305,12 @@ class NewtonPoint(LinearPoint):
         if self.compressed is not None:
             off = off + self.compressed.off(inside)[1]
         return plain, (Reach(size, plain), Reach(length, own)), off
+
+
+def beyond(root: Tensor, t: Tensor, own: Tensor, lam: Tensor) -> Tensor:
+    """Return √(tᵀ(root rootᵀ)⁻¹t + own/λ_i) of every row; 0 of clients without weight."""
+    solved = torch.linalg.solve_triangular(root, t.double(), upper=False)
+    return torch.where(lam > 0, solved.square().sum(1) + own.double() / lam, 0.0).sqrt()
 
 
 def portions(rows: StackedSamples, unknowns: int) -> list[PaddedBlock]:

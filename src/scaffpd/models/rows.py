@@ -5,6 +5,7 @@ from __future__ import annotations
 from copy import copy
 from typing import Self
 
+import torch
 from torch import Tensor
 
 from scaffpd.models.oracle import Oracle
@@ -29,6 +30,16 @@ class RowsOracle(Oracle):
 
     def contents(self) -> list[Tensor]:
         return [self.rows.A, self.rows.y, self.rows.layout.sizes]
+
+    def products(self) -> Tensor:
+        """Return [A_i 1]ᵀ[A_i 1] of every client, in double precision."""
+        k = self.rows.A.shape[1] + 1
+        found = self.rows.A.new_zeros(len(self.names), k, k).double()
+        for block in self.rows.blocks:
+            there = (block.weight > 0)[..., None].double()
+            A = torch.cat([self.rows.of(block)[0] * there, there], -1)
+            found[block.clients] = A.mT @ A
+        return found
 
     def using(self, ridge: Ridge) -> Self:
         other = copy(self)

@@ -5,9 +5,9 @@ Nothing of it leaves a silo: each judges its own rows, and a notebook those of a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +16,13 @@ from scaffpd.algorithms.evidence import INTERCEPT
 from scaffpd.data.tabular.agree import Schema, encoded_features
 from scaffpd.data.tabular.columns import CATEGORY
 from scaffpd.errors import InputError, unknown
-from scaffpd.models import Personal
+from scaffpd.federation import Federation
+from scaffpd.models import Linear, Personal
 from scaffpd.numbers import AUTO
 from scaffpd.pipeline.models import Trained
 from scaffpd.pipeline.prepared import Prepared
 from scaffpd.pipeline.shapes import Shape
+from scaffpd.pipeline.sites import Encoding
 from scaffpd.study.coefficients import (
     NO_LIKELIHOOD,
     CoefficientTable,
@@ -144,23 +146,28 @@ class EffectSettings(Protocol):
     """[model] of a run: what its table of effects is to have."""
 
     @property
-    def personal(self) -> Sequence[str]: ...
-    @property
-    def effects(self) -> str: ...
+    def effects(self) -> str | None: ...
     @property
     def errors(self) -> str: ...
     @property
     def reference(self) -> Sequence[str]: ...
 
 
-def reference_levels(prepared: Prepared, names: Sequence[str]) -> list[int]:
+class PersonalEffects(EffectSettings, Protocol):
+    """What a run of a table may say beside it: which columns may differ."""
+
+    @property
+    def personal(self) -> Sequence[str]: ...
+
+
+def reference_levels(schema: Schema | None, names: Sequence[str]) -> list[int]:
     """Return the encoded columns of categories that others of their column are compared with."""
-    if not names or prepared.schema is None:
+    if not names or schema is None:
         return []
     known = {
         one.name: j
-        for j, one in enumerate(encoded_features(prepared.schema))
-        if not one.step and one.group in _categorical(prepared.schema)
+        for j, one in enumerate(encoded_features(schema))
+        if not one.step and one.group in _categorical(schema)
     }
     for name in names:
         if name not in known:
@@ -172,51 +179,75 @@ def _categorical(schema: Schema) -> set[str]:
     return {column["name"] for column in schema["columns"] if column["kind"] == CATEGORY}
 
 
-def effects(prepared: Prepared, asked: EffectSettings) -> CoefficientTable | None:
-    """Estimate lines and categories of a table, without curves; `None` where that cannot be.
+def lines_of(encoding: Encoding) -> tuple[Encoding, list[int]]:
+    """Return the encoding without steps and pairs, and which columns are left."""
+    found = [j for j, one in enumerate(encoded_features(encoding.schema)) if not one.step]
+    plain = {name: part for name, part in encoding.schema.items() if name != "pairs"}
+    plain["columns"] = [
+        {name: part for name, part in column.items() if name != "steps"}
+        for column in encoding.schema["columns"]
+    ]
+    schema = cast(Schema, plain)
+    return Encoding(schema, encoding.mean[found], encoding.deviation[found]), found
+
+
+def effects(prepared: Prepared, asked: PersonalEffects) -> CoefficientTable | None:
+    """Estimate lines and categories of a table, without curves; `None` where that cannot be."""
+    if prepared.schema is None or prepared.numbers > MOST_NUMBERS:
+        return None
+    lines, chosen = lines_of(prepared.encoding)
+    named = prepared.differing(asked.personal)
+    places = {j: k for k, j in enumerate(chosen)} | {INTERCEPT: INTERCEPT}
+    differ = None if named is None else [places[j] for j in named if j in places]
+
+    def bound(shape: Linear) -> Federation:
+        rows = [(np.asarray(X)[:, chosen], y) for X, y in prepared.train]
+        return Cohort(rows, Personal(shape, 1.0, differ), prepared.names)
+
+    labels = prepared.labels
+    return estimated(bound, lines, prepared.model, labels, asked, prepared.unit, prepared.centre)
+
+
+def estimated(
+    bound: Callable[[Linear], Federation],
+    lines: Encoding,
+    model: Linear,
+    labels: Sequence[str],
+    asked: EffectSettings,
+    unit: float = 1.0,
+    centre: float = 0.0,
+) -> CoefficientTable | None:
+    """Estimate the effects of encoded columns; `None` where that cannot be.
 
     The intercept is that of a row with the mean of every column; a category is the difference from
     the mean over rows, or from a category of one's choice. Of numbers, both are in units of the
     target; of labels, in log-odds, of several against the first; of times to an event, it is a
     logarithm of hazard ratios.
     """
-    model = prepared.model
-    schema = prepared.schema
-    if schema is None or prepared.numbers > MOST_NUMBERS:
+    encoded = encoded_features(lines.schema)
+    others = labels[1:] if len(labels) > 2 and not model.ordered else ()
+    if len(encoded) * max(len(others), 1) > MOST_EFFECTS:
         return None
-    encoded = encoded_features(schema)
-    lines = [j for j, feature in enumerate(encoded) if not feature.step]
-    several = len(prepared.labels) > 2 and not model.ordered
-    labels = prepared.labels[1:] if several else ()
-    if len(lines) * max(len(labels), 1) > MOST_EFFECTS:
-        return None
-    groups = [encoded[j].group for j in lines]
-    named = prepared.differing(asked.personal)
-    places = {j: k for k, j in enumerate(lines)} | {INTERCEPT: INTERCEPT}
+    groups = [one.group for one in encoded]
     last = list(model.beyond)
-    differ = None if named is None else [places[j] for j in named if j in places]
-    rows = [(np.asarray(X)[:, lines], y) for X, y in prepared.train]
-    shape = replace(model, l2=0.0, groups=tuple(groups))
-    cohort = Cohort(rows, Personal(shape, 1.0, differ), prepared.names)
-    categorical = _categorical(schema)
+    categorical = _categorical(lines.schema)
     L = level_contrast(
         [*(group if group in categorical else "" for group in groups), *[""] * len(last)],
-        np.append(prepared.encoding.mean[lines], [1.0] * len(last)),
-        np.append(prepared.encoding.deviation[lines], [1.0] * len(last)),
-        [lines.index(j) for j in reference_levels(prepared, asked.reference)],
+        np.append(lines.mean, [1.0] * len(last)),
+        np.append(lines.deviation, [1.0] * len(last)),
+        reference_levels(lines.schema, asked.reference),
     )
     kind = None if asked.effects == AUTO else asked.effects
+    federation = bound(replace(model, l2=0.0, groups=tuple(groups)))
     try:
-        found = coefficients(
-            cohort, prepared.unit * L, prepared.centre, effects=kind, errors=asked.errors
-        )
+        found = coefficients(federation, unit * L, centre, effects=kind, errors=asked.errors)
     except InputError as error:
         if error.code != NO_LIKELIHOOD:
             raise
         return None
-    names = [*(encoded[j].name for j in lines), *last]
-    if labels:
-        names = [f"{name}: {label}" for name in names for label in labels]
+    names = [*(one.name for one in encoded), *last]
+    if others:
+        names = [f"{name}: {label}" for name in names for label in others]
     return replace(found, names=tuple(names))
 
 
@@ -261,3 +292,14 @@ def units(prepared: Prepared) -> dict[str, float]:
         for j, one in enumerate(encoded_features(prepared.schema))
         if not one.step
     }
+
+
+def agreed_units(lines: Encoding) -> dict[str, float]:
+    """Return the same from what all know: columns of zeros and ones have the variance m(1 − m)."""
+    categorical = _categorical(lines.schema)
+    m, s = lines.mean, lines.deviation
+    one = np.isclose(s**2, m * (1 - m)) | [
+        own.group in categorical for own in encoded_features(lines.schema)
+    ]
+    names = [own.name for own in encoded_features(lines.schema)]
+    return dict(zip(names, np.where(one, 1.0, s).tolist(), strict=True))

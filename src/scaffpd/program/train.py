@@ -80,7 +80,7 @@ def check_asked(config: RunConfig, prepared: Prepared) -> None:
             "without noise, and --splits above 0.",
         )
     prepared.differing(config.model.personal)
-    reference_levels(prepared, config.model.reference)
+    reference_levels(prepared.schema, config.model.reference)
 
 
 def joins(config: RunConfig, prepared: Prepared) -> bool:

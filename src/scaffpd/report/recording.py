@@ -32,6 +32,7 @@ from scaffpd.study.coefficients import FIELDS, CoefficientTable
 from scaffpd.study.gains import Joining
 from scaffpd.study.proportional import ProportionalHazards
 from scaffpd.study.verdict import PERSONAL
+from scaffpd.tasks.base import Task
 from scaffpd.training.history import SCALARS, History
 
 MOST_LABELS = 12  # that are named among the settings
@@ -70,11 +71,9 @@ def record(
         privacy=_privacy(found.models),
         **judged_parts(found.own),
         newcomers=found.own.newcomers,
-        effects=_effects(effects, prepared) if effects else [],
-        effects_said=effects.said if effects else "",
+        **({} if effects is None else _effects(effects, prepared)),
         shapes=found.own.shapes,
         hazards=_hazards(found.own.hazards),
-        between_share=effects.share if effects else None,
         settings=_settings(prepared),
         config=config,
         environment=environment(),
@@ -96,16 +95,21 @@ def known(number: float) -> float | None:
     return number if np.isfinite(number) else None
 
 
-def _effects(found: CoefficientTable, prepared: Prepared) -> list[CoefficientRow]:
+def _effects(found: CoefficientTable, prepared: Prepared) -> dict[str, object]:
+    levels = prepared.model.beyond if prepared.task.timed else ()
+    return effect_parts(found, prepared.task, units(prepared), levels)
+
+
+def effect_parts(
+    found: CoefficientTable, task: Task, steps: Mapping[str, float], levels: Sequence[str] = ()
+) -> dict[str, object]:
     """List effects, and what stands for one step of a column: one deviation of numbers; where
     they are logarithms of ratios these as well, and without levels of periods.
     """
-    steps = units(prepared)
     ratios = {}
-    if prepared.task.ratios:
+    if task.ratios:
         ratios = {"ratio": "estimate", "ratio_low": "low", "ratio_high": "high"}
-    levels = prepared.model.beyond if prepared.task.timed else ()
-    return [
+    rows = [
         CoefficientRow(
             column=str(row["column"]),
             values={name: known(float(row[name])) for name in FIELDS}
@@ -115,6 +119,7 @@ def _effects(found: CoefficientTable, prepared: Prepared) -> list[CoefficientRow
         for row in found.table()
         if row["column"] not in levels
     ]
+    return {"effects": rows, "effects_said": found.said, "between_share": found.share}
 
 
 def _hazards(found: ProportionalHazards | None) -> list[HazardRow]:

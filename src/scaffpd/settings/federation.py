@@ -12,14 +12,15 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 import scaffpd.fields as key
-from scaffpd.algorithms import ALGORITHMS, Fair
+from scaffpd.algorithms import ALGORITHMS, Fair, MinimaxSums
 from scaffpd.algorithms.base import SLOPES, VECTORS
 from scaffpd.errors import InputError
 from scaffpd.federation.border import shown
 from scaffpd.fields import Needs, read_toml, validated
 from scaffpd.models.cox import refuse_noise, refuse_powers
+from scaffpd.pipeline.judging import reference_levels
 from scaffpd.secure.aggregation import FEWEST, most_weightings
-from scaffpd.settings.tables import AUTO, OwnCode
+from scaffpd.settings.tables import AUTO, ERRORS, OwnCode
 from scaffpd.settings.terms import DeployedPrivacy, FederationTerms
 
 SILO = {"data": "a silo's silo.toml; a coordinator's federation.toml is needed"}
@@ -58,6 +59,9 @@ class FederationFile(FederationTerms, OwnCode):
         return host, int(port or 8002)
 
 
+HONEST = 3  # silos, of which squares do not tell each
+
+
 def check(terms: FederationTerms) -> None:
     """Refuse settings that do not go together, as far as the method is known."""
     file = terms.path.name
@@ -82,6 +86,7 @@ def check(terms: FederationTerms) -> None:
             "loss-without-classes",
             f"{file!r} has a model of times to an event, which needs columns and no labels.",
         )
+    _check_effects(terms)
     if not terms.settled:
         return
     if terms.training.tol and not terms.certified:
@@ -91,11 +96,51 @@ def check(terms: FederationTerms) -> None:
             "tol-without-certificate",
             f"{kind} certifies nothing: leave training.tol out of {file!r}.",
         )
+    sums = isinstance(terms.method, MinimaxSums)
+    if sums and terms.tol and terms.model.l2 == 0 and not terms.reaching:
+        raise InputError(
+            "ridge-missing",
+            f"Without a ridge nothing is proven of personal models, or with so few silos: give "
+            f"model.l2 of {file!r} a number above 0, or leave it out.",
+        )
     if terms.task.timed and terms.method.positive:
         refuse_powers()
     _refuse_shown(terms)
     if terms.privacy is not None:
         _refuse_noisy(terms, terms.privacy)
+
+
+def _check_effects(terms: FederationTerms) -> None:
+    """Refuse a table of effects that would show too much, or that nobody has asked for."""
+    model, file = terms.model, terms.path.name
+    reference_levels(terms.encoding(), model.reference)
+    if model.effects is None:
+        if model.errors != ERRORS[0] or model.reference:
+            raise InputError(
+                "effects-missing",
+                f"{file!r} has model.errors or model.reference, which are of a table of effects: "
+                'add model.effects, such as "fixed".',
+            )
+        return
+    if terms.privacy is not None:
+        raise InputError(
+            "effects-with-noise",
+            f"Effects are sums without noise: leave model.effects or [privacy] out of {file!r}.",
+        )
+    n = len(terms.silos)
+    if n - terms.colluders < HONEST and (model.effects != "fixed" or model.errors != ERRORS[0]):
+        raise InputError(
+            "effects-with-few-silos",
+            f"Effects that differ, and robust errors, are sums of squares, from which "
+            f"the numbers of {n - terms.colluders} silos that do not collude follow: with so few, "
+            f'{file!r} may have effects = "fixed" with errors by the model.',
+        )
+    if most_weightings(n, terms.colluders) < 2 and not terms.plan().evidence:
+        raise InputError(
+            "effects-without-evidence",
+            f"At the start effects make one sum more than is safe with so few silos: leave "
+            f"model.l2 out of {file!r}, for strengths by evidence, which ask for the same one.",
+        )
 
 
 def _refuse_shown(terms: FederationTerms) -> None:

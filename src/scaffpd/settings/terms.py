@@ -38,7 +38,7 @@ from scaffpd.pipeline.sites import Model, NamedModel
 from scaffpd.privacy import LOCAL_STEPS, ROUNDS
 from scaffpd.privacy.private import private_ridge
 from scaffpd.secure import SHARE
-from scaffpd.secure.aggregation import FEWEST, cap_of, colluding_of
+from scaffpd.secure.aggregation import FEWEST, cap_of, colluding_of, most_weightings
 from scaffpd.settings.methods import (
     PACKAGE,
     Amount,
@@ -53,7 +53,15 @@ from scaffpd.settings.methods import (
     listed,
 )
 from scaffpd.settings.model_file import linear, strength_of
-from scaffpd.settings.tables import AUTO, AutoKappa, AutoRidge, OwnCode, PrivacyBudget
+from scaffpd.settings.tables import (
+    AUTO,
+    EFFECTS,
+    ERRORS,
+    AutoKappa,
+    AutoRidge,
+    OwnCode,
+    PrivacyBudget,
+)
 from scaffpd.tasks import solving, timed
 from scaffpd.tasks.base import Task
 
@@ -100,16 +108,10 @@ class FederationModel(SettingsTable):
     # α of counts, whose variance is μ + αμ²; left out, 0
     dispersion: AutoRidge | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _effects_stay(cls, given: object) -> object:
-        if isinstance(given, dict) and {"effects", "errors"} & given.keys():
-            raise InputError(
-                "effects-not-agreed",
-                "Silos agree on no table of effects: leave model.effects and model.errors out, "
-                "which tables on one machine take.",
-            )
-        return given
+    # what differs in a table of effects, as `train` has it; left out, there is none
+    effects: Annotated[str, key.one_of(EFFECTS[1:])] | None = None
+    errors: Annotated[str, key.one_of(ERRORS)] = ERRORS[0]
+    reference: key.Texts = ()
 
     @property
     def network(self) -> str | None:
@@ -284,6 +286,15 @@ class FederationTerms(SettingsTable):
     @property
     def certified(self) -> bool:
         return self.method.proves and self.privacy is None and self.model.network is None
+
+    @property
+    def reaching(self) -> bool:
+        """Whether sums of products are asked for, to prove what a ridge does not: where evidence
+        has asked as much, or where there is no ridge, and room for one more weighting.
+        """
+        asked = isinstance(self.method, MinimaxSums) and self.model.kappa is None
+        room = most_weightings(len(self.silos), self.colluders) > 1
+        return asked and (self.model.l2 == AUTO or (self.model.l2 == 0 and room))
 
     @property
     def batch(self) -> int | None:

@@ -34,6 +34,7 @@ from scaffpd.algorithms.evidence import (
     climbed,
 )
 from scaffpd.errors import InputError, unknown
+from scaffpd.federation import Federation
 from scaffpd.models import Linear, Personal
 from scaffpd.models.execution import limit_threads
 from scaffpd.models.numerics import student
@@ -41,7 +42,7 @@ from scaffpd.models.personal import base_of
 from scaffpd.models.quadrature import NODES
 from scaffpd.numbers import aligned
 from scaffpd.study.freedom import Inference
-from scaffpd.training.cohort import Cohort
+from scaffpd.training.cohort import LocalChannel
 from scaffpd.training.metrics import Array
 from scaffpd.training.settling import groups_of
 
@@ -62,6 +63,7 @@ SAID = {
     ROBUST: "robust errors, clustered by client",
 }
 TOLERANCE = 1e-4  # nats: estimates are reported, not only used
+CLOSE = 1e-12  # nats of a client’s last step
 WORTH = 1.0  # nats that a variance has to gain
 CLEAR = 0.01  # nats below which evidence is the same
 MOST_NAMED = 5  # columns in a sentence
@@ -82,7 +84,7 @@ class CoefficientTable:
         between: √τ, the standard deviation of a coefficient between clients; 0 if it is shared.
         share: of squared loss, the share of the variance around x that lies between clients:
             Σ_j τ_j E a_j²/(Σ_j τ_j E a_j² + σ²); else `None`.
-        clients: the clients.
+        clients: the clients; none of silos, whose own coefficients stay there.
         own: the clients' coefficients u_i, (clients × columns).
         own_error: their standard errors; deviations are integrated over, where few clients tell
             them.
@@ -139,7 +141,7 @@ class CoefficientTable:
 
 
 def coefficients(
-    cohort: Cohort,
+    cohort: Federation,
     contrast: Array | None = None,
     shift: float = 0.0,
     *,
@@ -165,7 +167,7 @@ def coefficients(
         restricted: whether variances are those of restricted maximum likelihood; else of maximum
             likelihood, as lme4's `glmer` has them.
     """
-    model = cohort.model
+    model = cohort.channel.model
     inner = base_of(model)
     if not isinstance(inner, Linear):
         raise InputError(
@@ -176,8 +178,12 @@ def coefficients(
         raise unknown("kind of effects", effects, EFFECTS)
     if errors not in ERRORS:
         raise unknown("kind of errors", errors, ERRORS)
-    width = cohort.channel.train.shape[0]
-    columns = list(cohort.channel.train.columns or map(str, range(width)))
+    known = inner.groups
+    width = len(known or ())  # of silos, which agree on their columns
+    if isinstance(cohort.channel, LocalChannel):
+        width = cohort.channel.train.shape[0]
+        known = cohort.channel.train.columns
+    columns = list(known or map(str, range(width)))
     names = [*columns, *inner.beyond]
     labels = len(cohort.start()) // len(names)
     groups = groups_of(inner, width, columns)
@@ -230,17 +236,18 @@ class _Fit(NamedTuple):
         tau = self.found.tau.copy()
         stratified = self.kind == STRATIFIED
         differs = np.zeros_like(self.differs) if stratified else self.differs
-        inference = Inference(problem, self.point, differs, rest)
+        C: Array = self.point.C.double().cpu().numpy()
         if stratified:  # their mean over these clients, not over all that there might be
-            free = np.arange(len(x)) >= len(x) - labels
-            less = np.where(free, 1 / np.repeat(self.point.prior.omega, labels), 0.0)
-            C = np.linalg.inv(np.linalg.inv(inference.C) - np.diag(less))
-            C[-labels:, -labels:] -= tau[-1] / len(problem.weights) * np.eye(labels)
-            inference.C = C
-            each = inference.own(np.eye(len(x)))[0][:, -labels:]
-            x[-labels:] = each.mean(0)
-            tau[-1] = each.var(0, ddof=1).mean() if len(each) > 1 else 0.0
-        unknown = self.unknown(L, inference.C)
+            own = np.eye(labels)
+            # without the ridge 1/ω of x; what changes no loss of a softmax has nothing else
+            left = self.point.prior.omega[-1] * own - C[-labels:, -labels:]
+            C = C + C[:, -labels:] @ np.linalg.pinv(left, 1e-6, hermitian=True) @ C[-labels:]
+            C[-labels:, -labels:] -= tau[-1] / len(problem.weights) * own
+        inference = Inference(problem, self.point, C, differs, rest, L, errors == ROBUST)
+        if stratified:
+            x[-labels:], between = inference.free(labels)
+            tau[-1] = between.mean()
+        unknown = self.unknown(L, C)
         error, freedom = inference.robust(L) if errors == ROBUST else inference.errors(L)
         own, variance = inference.own(L)
         moved = np.where(unknown, np.nan, 0.0)
@@ -253,7 +260,7 @@ class _Fit(NamedTuple):
             freedom,
             np.sqrt(np.square(L) @ np.repeat(tau, labels)),
             _share(problem, self.found.tau, self.found.sigma2) if problem.squared else None,
-            tuple(problem.federation.names),
+            tuple(problem.federation.names[: len(own)]),
             own + moved,
             np.sqrt(np.maximum(variance, 0.0)) + 0 * moved,
             rest,
@@ -296,21 +303,22 @@ class _Fit(NamedTuple):
 
 
 def _fitted(
-    cohort: Cohort, kind: str, groups: Sequence[str], columns: Sequence[str], restricted: bool
+    cohort: Federation, kind: str, groups: Sequence[str], columns: Sequence[str], restricted: bool
 ) -> _Fit:
-    inner = base_of(cohort.model)
+    model = cohort.channel.model
+    inner = base_of(model)
     assert isinstance(inner, Linear)
     last = np.array(groups) == INTERCEPT
     able = np.array(groups) != CUTS
     differs = {FIXED: last & False, STRATIFIED: last, INTERCEPTS: last}.get(kind, able)
     if kind == COLUMNS:
-        assert isinstance(cohort.model, Personal)
-        differs = cohort.model.marked(columns, len(groups))
+        assert isinstance(model, Personal)
+        differs = model.marked(columns, len(groups))
     if not differs.any():
         kind = FIXED
     kappa = np.where(differs, np.nan, np.inf)
     means = kind != STRATIFIED
-    problem = Evidence(cohort, groups, inner.loss, means=means, restricted=restricted)
+    problem = Evidence(cohort, groups, inner.loss, CLOSE, means, restricted)
     if problem.copies > 1:
         raise InputError(
             "coefficients-of-several-outputs",

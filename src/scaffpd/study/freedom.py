@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -27,13 +28,14 @@ from scipy.special import chdtri
 
 from scaffpd.algorithms.climb import Mask
 from scaffpd.algorithms.evidence import Evidence, ModePoint
-from scaffpd.federation.modes import ModeInformation, OwnCoefficients
+from scaffpd.federation.modes import ModeInformation, ModeSpread, ModeSquares, OwnCoefficients
 from scaffpd.training.metrics import Array
 
 POINTS = 8  # at which a deviation is integrated over
 MOST = 3  # deviations that are integrated over, one by one
 MANY = 50  # clients from which on deviations are known well enough
 LITTLE = 0.1  # degrees of freedom of a variance that is all but 0
+TINY = 1e-300
 RARE = 0.01  # chance of clients that are more alike than is believed
 REACH = 10.0  # standard errors of τ that the integral goes up to
 
@@ -43,55 +45,97 @@ class Inference:
 
     Args:
         problem, point: what was asked, and the answers at the estimates.
+        C: Cov x.
         differs: which coefficients have a variance between clients.
         rest: degrees of freedom that the rows leave, infinite for likelihoods without a scale.
+        L: what is reported: L x.
+        robust: whether errors are to be robust.
     """
 
-    def __init__(self, problem: Evidence, point: ModePoint, differs: Mask, rest: float) -> None:
+    def __init__(
+        self,
+        problem: Evidence,
+        point: ModePoint,
+        C: Array,
+        differs: Mask,
+        rest: float,
+        L: Array,
+        robust: bool,
+    ) -> None:
         self.problem = problem
         self.point = point
         self.rest = rest
-        self.C = point.C.double().cpu().numpy()
+        self.C = C
+        self.N = len(problem.weights)
+        self.here = problem.federation.channel.here
         names = np.array(problem.groups)
-        several = len(problem.weights) > 1
+        several = self.N > 1
         self.own_groups = [differs & (names == g) for g in dict.fromkeys(names[differs]) if several]
-        self._ask()
+        of = np.array(self.own_groups, dtype=float).reshape(-1, len(problem.groups))
+        self.of = np.repeat(of, len(self.C) // len(problem.groups), axis=1)
+        # of every group: lᵀC G_g C l, ‖g_i‖²_g and tr(C G_g); I; and Σ_i ⟨Cl, g_i⟩²
+        self.slopes, self.lengths, self.known, self.squares = self._asked(L, robust)
+        p = len(self.of)
+        self.unknown = np.linalg.pinv(self.known, hermitian=True) if p else self.known
 
-    def _ask(self) -> None:
-        """Ask for Σ g_ig_iᵀ, G and I, one group of coefficients after the other."""
-        q = len(self.C)
-        k = q // len(self.problem.groups)
-        of = np.array(self.own_groups, dtype=float).reshape(-1, len(self.problem.groups))
-        of = np.repeat(of, k, axis=1)
-        p = len(of)
-        parts = self.point.question, self.point.C, self.point.step.flatten()
-        question = ModeInformation(*parts, torch.from_numpy(of).to(self.point.C))
-        seen = self.problem.federation.ask(question)
-        answer = seen.added("information", self.problem.weights).double().cpu().numpy()
-        self.slopes = answer[: q * q].reshape(q, q)
-        self.G = answer[q * q : q * q * (p + 1)].reshape(p, q, q)
-        turned = self.C @ self.G
-        known = answer[q * q * (p + 1) :].reshape(p, p)
-        known = (known + np.einsum("gab,hba->gh", turned, turned)) / 2
-        self.unknown = np.linalg.pinv(known, hermitian=True) if p else known
-        # where τ is 0, or on its way there: how much less than by chance clients differ
-        self.less = np.ones(q)
+    def _asked(self, L: Array, robust: bool) -> tuple[Array, Array, Array, Array]:
+        """Ask for all of it; silos show squares alone, which bound tr(C G_g C G_g) from below."""
+        q, p, k = len(self.C), len(L), len(self.of)
+        LC = L @ self.C
+        point = self.point
+        parts = point.question, point.C, point.step.flatten()
+        groups = torch.from_numpy(self.of).to(point.C)
+
+        def added(question: ModeInformation | ModeSquares) -> Array:
+            seen = self.problem.federation.ask(question)
+            found = seen.added(question.vectors[0], self.problem.weights)
+            return np.asarray(found.double().cpu().numpy())
+
+        if not (k or robust):
+            return np.zeros((p, 0)), np.zeros((2, 0)), np.zeros((0, 0)), np.full(p, np.nan)
+        if self.here:
+            answer = added(ModeInformation(*parts, groups))
+            outer = answer[: q * q].reshape(q, q)
+            G = answer[q * q : q * q * (k + 1)].reshape(k, q, q)
+            turned = self.C @ G
+            known = answer[q * q * (k + 1) :].reshape(k, k)
+            return (
+                np.einsum("la,gab,lb->lg", LC, G, LC),
+                np.stack([self.of @ np.diag(outer), np.trace(turned, axis1=1, axis2=2)]),
+                (known + np.einsum("gab,hba->gh", turned, turned)) / 2,
+                ((LC @ outer) * LC).sum(1),
+            )
+        rows = torch.from_numpy(np.ascontiguousarray(LC)).to(point.C)
+        answer = added(ModeSquares(*parts, groups, rows, robust))
+        along, lengths, known, squares = np.split(answer, np.cumsum([k * p, 2 * k, k * k]))
+        along = along.reshape(p, k)
+        # tr M² is at least (uᵀMu/uᵀu)² for any u, such as C^½ l, of M = C^½ G_g C^½
+        most = (along / np.maximum((LC * L).sum(1), TINY)[:, None]).max(0)
+        return (
+            along,
+            lengths.reshape(2, k),
+            (known.reshape(k, k) + np.diag(most**2)) / 2,
+            squares,
+        )
+
+    @cached_property
+    def less(self) -> Array:
+        """By how much less than by chance clients differ, where τ is 0 or on its way there."""
+        found = np.ones(len(self.C))
         total = np.linalg.inv(self.C)
-        others = max(len(self.problem.weights) - 1, 1)
+        others = max(self.N - 1, 1)
         least = float(chdtri(others, 1 - RARE)) / others
-        for g, own in enumerate(of > 0):
+        for g, own in enumerate(self.of > 0):
             tau = self.point.prior.tau[self.own_groups[g]]
-            chance = np.diag(total)[own].sum() - np.trace(turned[g])
+            chance = np.diag(total)[own].sum() - self.lengths[1, g]
             if tau.max() * chance < LITTLE and chance > 0:
-                self.less[own] = (
-                    np.clip(np.diag(self.slopes)[own].sum() / chance, least, 1.0) ** 0.5
-                )
+                found[own] = np.clip(self.lengths[0, g] / chance, least, 1.0) ** 0.5
+        return found
 
     def errors(self, L: Array) -> tuple[Array, Array]:
         """Return the standard errors of L x, and their degrees of freedom."""
         variance = ((L @ self.C) * L).sum(1)
-        LC = L @ self.C
-        slopes = np.einsum("la,gab,lb->lg", LC, self.G, LC)
+        slopes = self.slopes
         spread = ((slopes @ self.unknown) * slopes).sum(1)
         freedom = np.full(len(L), self.rest)
         np.divide(2 * variance**2, spread, out=freedom, where=spread > 0)
@@ -101,15 +145,18 @@ class Inference:
 
     def robust(self, L: Array) -> tuple[Array, Array]:
         """Return errors from C (Σ_i g_ig_iᵀ) C, times N/(N − 1)·(n − 1)/(n − q)."""
-        N = len(self.problem.weights)
+        N = self.N
         n = self.problem.n
-        meat = self.slopes * (N / (N - 1) if N > 1 else np.nan) * (n - 1) / max(n - len(self.C), 1)
-        LC = L @ self.C
-        variance = ((LC @ meat) * LC).sum(1)
+        scale = (N / (N - 1) if N > 1 else np.nan) * (n - 1) / max(n - len(self.C), 1)
+        variance = self.squares * scale
         return np.sqrt(np.maximum(variance, 0.0)), np.full(len(L), max(N - 1.0, 1.0))
 
     def own(self, L: Array) -> tuple[Array, Array]:
-        """Return the clients' L u_i and their variances, integrated over the deviations."""
+        """Return the clients' L u_i and their variances, integrated over the deviations; none of
+        silos, where they stay.
+        """
+        if not self.here:
+            return np.zeros((0, len(L))), np.zeros((0, len(L)))
         mean, variance = plain = self._own(self.point, L)
         few = len(mean) < MANY and len(self.own_groups) <= MOST
         if few and not self.point.lost:
@@ -139,3 +186,17 @@ class Inference:
         question = OwnCoefficients(point.question, point.C, point.step.flatten(), rows)
         each = self.problem.federation.ask(question).each("own").double().cpu().numpy()
         return each[:, 0], each[:, 1]
+
+    def free(self, last: int) -> tuple[Array, Array]:
+        """Return the mean of the last coefficients over clients, and their variance, by sums."""
+        rows = np.eye(len(self.C))[-last:]
+        point = self.point
+        ask = self.problem.federation.ask
+        parts = point.question, point.C, point.step.flatten()
+        sums = ask(OwnCoefficients(*parts, torch.from_numpy(rows).to(point.C)))
+        mean = sums.added("own", self.problem.weights).double().cpu().numpy()[0] / self.N
+        spread = ask(ModeSpread(*parts)).added("spread", self.problem.weights)[0, -last:]
+        x = (point.x + point.step).flatten()[-last:]
+        tau = np.repeat(point.prior.tau, len(self.C) // len(self.problem.groups))[-last:]
+        squares = spread.double().cpu().numpy() * tau - self.N * (mean - x.cpu().numpy()) ** 2
+        return mean, np.maximum(squares, 0.0) / max(self.N - 1, 1)

@@ -35,6 +35,7 @@ from scaffpd.models.envelopes import client_modes, proximal_steps
 from scaffpd.models.modes import ClientModes
 from scaffpd.models.module import Module
 from scaffpd.models.oracle import ClientData, Oracle
+from scaffpd.models.rows import RowsOracle
 from scaffpd.privacy.accountant import Account
 from scaffpd.training.settling import by_evidence, dispersed, settled
 
@@ -314,6 +315,10 @@ class AnsweringClients(NamedTuple):
                 '"train".',
             )
         return *chosen.oracle.scores(x), chosen.counts
+
+    def products(self) -> Tensor:
+        assert isinstance(self.oracle, RowsOracle)
+        return self.oracle.products()
 
     def modes(self, at: Question) -> ClientModes:
         """Solve for the u_i of a linear model, once for as long as the question is in use."""
