@@ -10,10 +10,11 @@ groups   three in ten, by chance, have slopes of their own, the same for all thr
 claimed  the gain of the worst fifth over the average model, with the choice inside the folds
 unnested the same, with the best of all objectives by the losses that judge it
 true     the gain on new clients
-fair     tables in which a fair objective is recommended
-wrong    those of them in which the gain on new clients is none
+bias     claimed less true, with the error of its mean over tables
+fair     share of tables in which a fair objective is recommended
+wrong    share of tables in which it is and the gain on new clients is none
 
-    OMP_NUM_THREADS=1 python benchmarks/newcomers.py [--tables 12]
+    OMP_NUM_THREADS=1 python benchmarks/newcomers.py [--tables 12] [--workers 1]
 
 and what it says of real tables, schools from SCAFFPD_DATA:
 
@@ -22,15 +23,17 @@ and what it says of real tables, schools from SCAFFPD_DATA:
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 import scaffpd as sp
+from spread import measured, options
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
@@ -87,22 +90,15 @@ def table(kind: str, seed: int) -> tuple[float, float, float, bool]:
 
 def main() -> None:
     """Print a line per kind."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tables", type=int, default=12)
-    parser.add_argument("--real", action="store_true")
-    asked = parser.parse_args()
-    if asked.real:
+    given = options(__doc__, tables=12).parse_args()
+    if given.real:
         real()
         return
-    tables = asked.tables
-    print(f"{tables} tables of each kind, gains in %\n")
-    print("| kind | claimed | unnested | true | fair | wrong |\n|---|---:|---:|---:|---:|---:|")
-    every = []
-    for kind in KINDS:
-        rows = [table(kind, seed) for seed in range(tables)]
-        every += rows
-        print(line(kind, rows), flush=True)
-    print(line("all", every))
+    found = measured(table, KINDS, given)
+    print("| kind | tables | claimed, % | unnested | true | bias | fair, % of tables | wrong |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|")
+    for kind, rows in found.items():
+        print(line(kind, rows))
 
 
 def real() -> None:
@@ -119,11 +115,14 @@ def real() -> None:
             print(f"    {one.name}: mean {one.mean:.4f}, worst fifth {one.worst_20:.4f}")
 
 
-def line(kind: str, rows: list[tuple[float, float, float, bool]]) -> str:
+def line(kind: str, rows: Sequence[Sequence[Any]]) -> str:
     """Return a line of the table."""
     claimed, unnested, true, fair = (np.array(column) for column in zip(*rows, strict=True))
     gains = " | ".join(f"{100 * own.mean():+.1f}" for own in (claimed, unnested, true))
-    return f"| {kind} | {gains} | {fair.sum()} | {(fair & (true <= 0)).sum()} |"
+    off = 100 * (claimed - true)
+    bias = f"{off.mean():+.1f} ± {off.std() / math.sqrt(len(rows)):.1f}"
+    shares = " | ".join(f"{100 * own.mean():.0f}" for own in (fair, fair & (true <= 0)))
+    return f"| {kind} | {len(rows)} | {gains} | {bias} | {shares} |"
 
 
 if __name__ == "__main__":
