@@ -16,6 +16,11 @@ wrong    tables whose outcome is shown and false
 misnamed clients that are said to gain or lose clearly, and do not
 
     OMP_NUM_THREADS=1 python benchmarks/verdicts.py [--tables 40] [--workers 1]
+
+and twenty real tables, at most 60 of every client's rows drawn five times; the truth is their
+losses on all other rows:
+
+    OMP_NUM_THREADS=1 SCAFFPD_DATA=... python benchmarks/verdicts.py --real --tables 5
 """
 
 from __future__ import annotations
@@ -135,6 +140,17 @@ def table(kind: str, seed: int) -> Outcome:
     return judged(Joining.mean(several), true)
 
 
+def real(name: str, seed: int) -> Outcome:
+    """Draw rows of a real table, compare the models on them, and look at the others."""
+    import real_tables  # needs packages that simulations do not
+
+    rng = np.random.default_rng([seed, *name.encode()])
+    rows, rest, loss = real_tables.drawn(name, rng)
+    model = sp.Linear(loss, "auto", True)
+    several = splits(rng, rows, model, SPLITS)
+    return judged(Joining.mean(several), true_losses(several[0], rest, model))
+
+
 def line(kind: str, found: Sequence[Outcome]) -> str:
     """Return a line of the table."""
     regret, shown, wrong = (100 * float(np.mean([one[k] for one in found])) for k in range(3))
@@ -151,7 +167,12 @@ HEAD = """| kind | tables | regret, % | largest | shown, % | wrong, % | clients 
 def main() -> None:
     """Print a line per kind."""
     given = options(__doc__, tables=40).parse_args()
-    found = measured(table, list(KINDS), given)
+    if given.real:
+        from real_tables import TABLES
+
+        found = measured(real, list(TABLES), given)
+    else:
+        found = measured(table, list(KINDS), given)
     print(HEAD)
     for kind, rows in found.items():
         print(line(kind, [Outcome(*row) for row in rows]))
