@@ -16,6 +16,7 @@ QUESTIONS = {
     "who": "Who gains or loses?",
     "much": "How much, how sure?",
     "fair": "What of fairness?",
+    "late": "Who joins later?",
     "sure": "What is proven?",
 }
 MEANINGS = {kind.parameter: kind.meaning for kind in OBJECTIVES.values() if kind.meaning}
@@ -83,6 +84,8 @@ def answers(run: RunRecord) -> dict[str, str]:
         found["who"] = " ".join(
             said + [f"Within noise: {quiet} of {len(run.clients)}."] * bool(quiet)
         )
+    if run.joining and run.newcomers:
+        found["late"] = " ".join(run.newcomers.sentences(run.word))
     if run.joining and run.joining.fair:
         found["fair"] = run.joining.fairness(run.task, run.word)
     return {question: found[name] for name, question in QUESTIONS.items() if found.get(name)}
