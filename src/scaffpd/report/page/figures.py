@@ -384,7 +384,8 @@ def certificate(run: RunRecord) -> Figure | None:
     y = vega.quantity("value", "proven gap to the optimum", scale, format=".1~e")
     last = max(int(row["round"] or 0) for row in rows)
     ticks = [*range(0, last + 1, max(1, -(-last // 5)))]
-    x = vega.across("round", "round", values=ticks, format="d", labelOverlap=False)
+    # of more values than tickCount Vega shows the ends alone
+    x = vega.across("round", "round", values=ticks, tickCount=len(ticks), format="d")
     ends: Spec = {"x": x, "y": y}
     line: Spec = {**ends, "stroke": vega.colour("model", names)}
     return Figure(
