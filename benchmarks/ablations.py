@@ -2,7 +2,7 @@
 each of them.
 
 python benchmarks/ablations.py            prints a Markdown table (it stands in
-docs/subspace-saddle.md) python benchmarks/ablations.py --centre   prints what the waiting centre is
+ABLATIONS.md) python benchmarks/ablations.py --centre   prints what the waiting centre is
 worth on regression in the maximum norm
 """
 

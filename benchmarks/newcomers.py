@@ -1,7 +1,7 @@
 r"""Is what `newcomers` says of sites that join later true of them? Simulated clients, exchangeable.
 
 Three kinds of 16 clients × 40 rows, 4 columns, numbers with noise of variance one. The truth: the
-objective that all clients choose, trained on all of them, on 30 groups of 16 new clients.
+objective that all clients choose, trained on all of them, on the worst fifth of 480 new clients.
 
 alike    one model for all
 slopes   every client has slopes of its own
@@ -10,10 +10,11 @@ groups   three in ten, by chance, have slopes of their own, the same for all thr
 claimed  the gain of the worst fifth over the average model, with the choice inside the folds
 unnested the same, with the best of all objectives by the losses that judge it
 true     the gain on new clients
-fair     tables in which a fair objective is recommended
-wrong    those of them in which the gain on new clients is none
+bias     claimed less true, with the error of its mean over tables
+fair     share of tables in which a fair objective is recommended
+wrong    share of tables in which it is and the gain on new clients is none
 
-    OMP_NUM_THREADS=1 python benchmarks/newcomers.py [--tables 12]
+    OMP_NUM_THREADS=1 python benchmarks/newcomers.py [--tables 12] [--workers 1]
 
 and what it says of real tables, schools from SCAFFPD_DATA:
 
@@ -22,15 +23,17 @@ and what it says of real tables, schools from SCAFFPD_DATA:
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 import scaffpd as sp
+from spread import measured, options
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
@@ -41,7 +44,7 @@ KINDS = ("alike", "slopes", "groups")
 CLIENTS = 16
 ROWS = 40
 COLUMNS = 4
-GROUPS = 30
+NEW = 480  # clients
 MODEL = sp.Linear("squared", "auto", True)
 
 
@@ -57,8 +60,8 @@ def drawn(rng: np.random.Generator, kind: str, x: Array, clients: int) -> list[t
 
 
 def worst_fifth(losses: Array) -> float:
-    """Return the mean over groups of the mean of the largest fifth."""
-    return float(np.sort(losses, axis=1)[:, -math.ceil(CLIENTS / 5) :].mean())
+    """Return the mean of the largest fifth."""
+    return float(np.sort(losses)[-math.ceil(len(losses) / 5) :].mean())
 
 
 def table(kind: str, seed: int) -> tuple[float, float, float, bool]:
@@ -73,36 +76,27 @@ def table(kind: str, seed: int) -> tuple[float, float, float, bool]:
         sp.train(sp.fair(goals[name]), cohort, tol=1e-4, progress=False).x
         for name in ("average", found.best)
     ]
-    new = drawn(rng, kind, x, CLIENTS * GROUPS)
+    new = drawn(rng, kind, x, NEW)
     levels = [
-        worst_fifth(
-            np.array([((X @ w[:-1] + w[-1] - y) ** 2).mean() for X, y in new]).reshape(GROUPS, -1)
-        )
+        worst_fifth(np.array([((X @ w[:-1] + w[-1] - y) ** 2).mean() for X, y in new]))
         for w in models
     ]
-    worst = np.array([worst_fifth(np.array([own])) for own in (one.losses for one in found.points)])
+    worst = np.array([worst_fifth(np.array(one.losses)) for one in found.points])
     true = 1 - levels[1] / levels[0]
     return found.gain.value, 1 - worst.min() / worst[0], true, found.recommendation != "average"
 
 
 def main() -> None:
     """Print a line per kind."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tables", type=int, default=12)
-    parser.add_argument("--real", action="store_true")
-    asked = parser.parse_args()
-    if asked.real:
+    given = options(__doc__, tables=12).parse_args()
+    if given.real:
         real()
         return
-    tables = asked.tables
-    print(f"{tables} tables of each kind, gains in %\n")
-    print("| kind | claimed | unnested | true | fair | wrong |\n|---|---:|---:|---:|---:|---:|")
-    every = []
-    for kind in KINDS:
-        rows = [table(kind, seed) for seed in range(tables)]
-        every += rows
-        print(line(kind, rows), flush=True)
-    print(line("all", every))
+    found = measured(table, KINDS, given)
+    print("| kind | tables | claimed, % | unnested | true | bias | fair, % of tables | wrong |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|")
+    for kind, rows in found.items():
+        print(line(kind, rows))
 
 
 def real() -> None:
@@ -119,11 +113,14 @@ def real() -> None:
             print(f"    {one.name}: mean {one.mean:.4f}, worst fifth {one.worst_20:.4f}")
 
 
-def line(kind: str, rows: list[tuple[float, float, float, bool]]) -> str:
+def line(kind: str, rows: Sequence[Sequence[Any]]) -> str:
     """Return a line of the table."""
     claimed, unnested, true, fair = (np.array(column) for column in zip(*rows, strict=True))
     gains = " | ".join(f"{100 * own.mean():+.1f}" for own in (claimed, unnested, true))
-    return f"| {kind} | {gains} | {fair.sum()} | {(fair & (true <= 0)).sum()} |"
+    off = 100 * (claimed - true)
+    bias = f"{off.mean():+.1f} ± {off.std() / math.sqrt(len(rows)):.1f}"
+    shares = " | ".join(f"{100 * own.mean():.0f}" for own in (fair, fair & (true <= 0)))
+    return f"| {kind} | {len(rows)} | {gains} | {bias} | {shares} |"
 
 
 if __name__ == "__main__":

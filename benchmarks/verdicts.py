@@ -15,12 +15,16 @@ shown    tables whose outcome is shown, not a best guess: the power
 wrong    tables whose outcome is shown and false
 misnamed clients that are said to gain or lose clearly, and do not
 
-    OMP_NUM_THREADS=1 python benchmarks/verdicts.py [--tables 200]
+    OMP_NUM_THREADS=1 python benchmarks/verdicts.py [--tables 40] [--workers 1]
+
+and twenty real tables, at most 60 of every client's rows drawn five times; the truth is their
+losses on all other rows:
+
+    OMP_NUM_THREADS=1 SCAFFPD_DATA=... python benchmarks/verdicts.py --real --tables 5
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -30,6 +34,7 @@ from numpy.typing import NDArray
 import scaffpd as sp
 from scaffpd.study.gains import Joining
 from scaffpd.study.verdict import ALONE, CONSTANT, EQUAL, JOINT, PAYS, TOO_FEW
+from spread import measured, options
 
 Array = NDArray[np.float64]
 Rows = list[tuple[Array, Array]]
@@ -135,31 +140,42 @@ def table(kind: str, seed: int) -> Outcome:
     return judged(Joining.mean(several), true)
 
 
+def real(name: str, seed: int) -> Outcome:
+    """Draw rows of a real table, compare the models on them, and look at the others."""
+    import real_tables  # needs packages that simulations do not
+
+    rng = np.random.default_rng([seed, *name.encode()])
+    rows, rest, loss = real_tables.drawn(name, rng)
+    model = sp.Linear(loss, "auto", True)
+    several = splits(rng, rows, model, SPLITS)
+    return judged(Joining.mean(several), true_losses(several[0], rest, model))
+
+
 def line(kind: str, found: Sequence[Outcome]) -> str:
     """Return a line of the table."""
     regret, shown, wrong = (100 * float(np.mean([one[k] for one in found])) for k in range(3))
     named, misnamed = (sum(one[k] for one in found) for k in (3, 4))
     share = f"{100 * misnamed / named:.1f} of {named}" if named else "none"
     most = 100 * max(one.regret for one in found)
-    return f"| {kind} | {regret:.2f} | {most:.1f} | {shown:.0f} | {wrong:.1f} | {share} |"
+    return f"| {kind} | {len(found)} | {regret:.2f} | {most:.1f} | {shown:.0f} | {wrong:.1f} | {share} |"
 
 
-HEAD = """| kind | regret, % | largest | shown, % | wrong, % | clients misnamed, % |
-|---|---:|---:|---:|---:|---:|"""
+HEAD = """| kind | tables | regret, % | largest | shown, % | wrong, % | clients misnamed, % |
+|---|---:|---:|---:|---:|---:|---:|"""
 
 
 def main() -> None:
     """Print a line per kind."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tables", type=int, default=200)
-    each = parser.parse_args().tables // len(KINDS)
-    print(f"{each} tables of each kind\n\n{HEAD}")
-    every: list[Outcome] = []
-    for kind in KINDS:
-        found = [table(kind, seed) for seed in range(each)]
-        every += found
-        print(line(kind, found), flush=True)
-    print(line("all", every))
+    given = options(__doc__, tables=40).parse_args()
+    if given.real:
+        from real_tables import TABLES
+
+        found = measured(real, list(TABLES), given)
+    else:
+        found = measured(table, list(KINDS), given)
+    print(HEAD)
+    for kind, rows in found.items():
+        print(line(kind, [Outcome(*row) for row in rows]))
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ BUDGETS = {
 
 # From the bottom up. A room may import from lower floors, and from rooms before it on its own.
 FLOORS = [
-    ["errors", "fields", "numbers", "machine", "files", "descent"],
+    ["errors", "fields", "numbers", "machine", "files", "descent", "phases"],
     ["objectives", "federation", "data"],
     ["models", "privacy", "secure", "algorithms"],
     ["tasks", "data.tabular", "training"],
@@ -51,7 +51,8 @@ FORBIDDEN = {  # a method knows neither models nor runtimes; local work knows no
 # The core: what a program needs that has its data in memory. It imports the standard library,
 # these packages, and no module of ours that is not the core's.
 CORE = (
-    *("errors", "numbers", "machine", "files", "descent", "objectives", "federation", "data"),
+    *("errors", "numbers", "machine", "files", "descent", "phases"),
+    *("objectives", "federation", "data"),
     *(
         "models",
         "privacy",

@@ -15,6 +15,7 @@ from naive import relative, unequal_clients
 from scaffpd.data import digits
 from scaffpd.errors import InputError
 from scaffpd.federation import LocalPlan
+from scaffpd.phases import hear
 
 torch.manual_seed(0)
 MODELS = {
@@ -315,3 +316,17 @@ def test_names_are_made_up_or_taken_over():
     assert sp.Cohort([pair] * 2, model, names=["Basel", 7]).names == ("Basel", "7")
     assert sp.Cohort({"x": pair, "y": list(pair)}, model).names == ("x", "y")
     assert sp.Cohort((pair for _ in range(2)), model).names == ("client-0", "client-1")
+
+
+def test_long_steps_say_how_far_they_are():
+    heard = []
+    hear(lambda *said: heard.append(said))
+    try:
+        rows = sp.data.synthetic(N=4, d=3, m=20)
+        sp.joining(rows, rows, sp.Linear("squared", "auto", intercept=True))
+    finally:
+        hear(None)
+    said = {what: [share for one, share in heard if one == what] for what, _ in heard}
+    assert len(said) == 2  # strengths, and clients alone
+    for shares in said.values():
+        assert shares[0] == 0 < shares[-1] <= 1

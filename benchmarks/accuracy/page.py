@@ -1,4 +1,4 @@
-"""docs/accuracy.md from stored losses, the same page for the same losses."""
+"""docs/accuracy.md and TABLES.md from stored losses, the same pages for the same losses."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from tables import TABLES
 from scaffpd.training.metrics import a_fifth
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "accuracy.md"
+TABLE_PAGE = Path(__file__).with_name("TABLES.md")
 MARKS = "<!-- accuracy -->", "<!-- /accuracy -->"
 RECOMMENDED = "ours: personal"
 Stored = Mapping[str, Mapping[str, dict]]  # table → method → what was measured
@@ -71,7 +72,7 @@ def compared(found: Stored) -> list[str]:
 
 
 def text(found: Stored) -> str:
-    """Return the tables: all ratios, every peer against us, and every table's losses."""
+    """Return the tables: all ratios, and every peer against us."""
     lines = [*compared(found), ""]
     lines += [
         "The best peer differs from table to table, and is known only from the rows that it is judged by. One by one:",
@@ -89,7 +90,13 @@ def text(found: Stored) -> str:
             mean, worst = (geometric([pair[k] for pair in pairs]) for k in (0, 1))
             wins = sum(pair[0] < 1 for pair in pairs)
             lines.append(f"| {peer} | {len(pairs)} | {mean:.3f} | {worst:.3f} | {wins} |")
-    lines += ["", "## Every table", ""]
+    return "\n".join(lines)
+
+
+def every(found: Stored) -> str:
+    """Return every table's losses."""
+    lines = ["# Every table, every method", ""]
+    lines += ["    OMP_NUM_THREADS=1 SCAFFPD_DATA=... python benchmarks/accuracy/run.py", ""]
     lines += ["Mean over clients / mean over the worst-served fifth; seconds of CPU a split.", ""]
     for name, methods in found.items():
         kind = "log loss" if TABLES[name].labels else "RMSE"
@@ -108,7 +115,8 @@ def text(found: Stored) -> str:
 
 
 def write(found: Stored, page: Path = PAGE) -> None:
-    """Put the tables between the marks of the page."""
+    """Put the tables between the marks of the page, and every table's losses into their own."""
+    TABLE_PAGE.write_text(every(found), encoding="utf-8")
     begin, end = MARKS
     new = f"{begin}\n{text(found)}\n{end}"
     old = page.read_text(encoding="utf-8")

@@ -5,10 +5,12 @@ Two examples, the same for every objective: the weights that it gives to ten cli
 losses, and the losses of four real hospitals (UCI heart disease) at its optimum, certified to 1e-8.
 
 report.png, the README's picture, is the page of `scaffpd demo`: chromium --headless
---hide-scrollbars --virtual-time-budget=5000 --window-size=1100,1180
+--hide-scrollbars --virtual-time-budget=5000 --window-size=1100,1195
 --screenshot=docs/figures/report.png scaffpd-demo/report.html
 tutorial.png is, with --window-size=1000,1000, the page runs/stations/report.html that
 docs/tutorial.md makes.
+learnt.png is shape-1.png of that run beside newcomers.png of the demo: scaffpd report FOLDER
+--format png.
 """
 
 from __future__ import annotations

@@ -89,6 +89,11 @@ def plural(word: str) -> str:
     return f"{word}es" if hisses else f"{word}s"
 
 
+def called(name: str, word: str) -> str:
+    """Name a client, one that is a number by its word too: "Huairou", "client 3"."""
+    return f"{word} {name}" if name.isdigit() else brief(name)
+
+
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Write the rows of a table: the first column on the left, the others flush right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

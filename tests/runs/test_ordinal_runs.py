@@ -54,9 +54,11 @@ def test_a_table_becomes_models_scores_and_odds_ratios(place, capsys):
 
 
 def test_numbers_have_their_order(place, capsys):
-    line = LINE.replace("state", "grade")
+    line = LINE.replace("state", "grade").replace("--curves off", "--curves on")
     ran(f"{line} --drop state --out run", capsys)
-    assert RunRecord.read(place / "run").labels == ["1", "2", "3"]
+    run = RunRecord.read(place / "run")
+    assert run.labels == ["1", "2", "3"]
+    assert [one.label for one in run.shapes] == [""]  # one curve, whatever the category
     assert refusal(f"{line} --drop state --order 1,2,3 --out other") == "order-of-texts"
 
 

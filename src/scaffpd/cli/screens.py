@@ -10,6 +10,7 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING, Self
 
 from scaffpd.numbers import seconds
+from scaffpd.phases import hear
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -125,15 +126,18 @@ class RoundsScreen:
         self.over = Event()
         self.done = 0.0
         self.last = ""  # what was shown last
+        self.knows = False  # whether the phase says how much of it is done
         self.said = time.monotonic()
 
     def __enter__(self) -> Self:
         self.bar.start()
+        hear(self.within)
         if self.bar.disable and not self.console.quiet and self.pause:
             Thread(target=self._ticking, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        hear(None)
         self.over.set()
         self.bar.stop()
 
@@ -150,6 +154,15 @@ class RoundsScreen:
 
     def phase(self, text: str, done: float = 0.0) -> None:
         """Show what is under way, and which share of it is done; 0 begins anew."""
+        self.knows = done > 0.0
+        self._show(text, done)
+
+    def within(self, text: str, done: float) -> None:
+        """Show a step of a phase that does not know its own share."""
+        if not self.knows:
+            self._show(text, 0.0 if text != self.last else done)
+
+    def _show(self, text: str, done: float) -> None:
         tasks = self.bar.task_ids
         if self.done == 0.0:  # how long people took to begin tells nothing
             self.began = time.monotonic()
@@ -199,6 +212,7 @@ class RoundsScreen:
             loss = f"  loss: mean {sum(losses) / len(losses):.4f}, worst {worst:.4f} ({name})"
         title = f"{self.model} round {line['round']}".strip()
         self.phase(f"{title}  {proven}{loss}", self._share(line["round"], gap))
+        self.knows = False  # what comes next may not
 
     def _share(self, done: int, gap: float | None) -> float:
         """Return how much of the way is done: in digits of the gap, or in rounds."""

@@ -24,8 +24,10 @@ from scaffpd.pipeline.sites import SitesHere
 from scaffpd.report.folder import write_files
 from scaffpd.report.recording import exports, record
 from scaffpd.study.joining import joining, joint_mode
+from scaffpd.study.newcomers import newcomers
 from scaffpd.study.verdict import AVERAGE, FAIR, PERSONAL
 from scaffpd.tasks.regression import Regression
+from scaffpd.training.cohort import Cohort
 
 TOL = 1e-8
 MOST_ROUNDS = 2000
@@ -35,16 +37,16 @@ WEEK = 7
 FAIRLY = CVaR(alpha=0.2)  # the worst fifth of the stations
 
 
-def stations(seed: int = 0, phase: Callable[[str], None] = lambda _: None) -> Record:
+def stations(seed: int = 0, phase: Callable[[str, float], None] = lambda *_: None) -> Record:
     """Train alone, average, fair and personal models; the seed draws new stations and their days.
 
-    It calls `phase` with what is under way.
+    It calls `phase` with what is under way, and which share of it is done.
     """
     problem = _stations(seed)
     joint = joint_mode([len(y) for _, y in problem.train])
 
     def judge(found: Record) -> Record:
-        phase("Training every station alone")
+        phase("Training every station alone", 0.0)
         known = {one.name: one.result.uninterrupted() for one in found.models}
         brings = joining(
             problem.train,
@@ -57,7 +59,13 @@ def stations(seed: int = 0, phase: Callable[[str], None] = lambda _: None) -> Re
             known=known,
         )
         scores = held_out_scores(problem, found.models, brings)
-        return replace(found, own=Judged(problem, brings, scores))
+        late = newcomers(
+            Cohort(problem.train, problem.model, problem.names),
+            {AVERAGE: Average(), FAIR: FAIRLY},
+            seed=seed,
+            phase=lambda share: phase("Leaving every station out", share),
+        )
+        return replace(found, own=Judged(problem, brings, scores, newcomers=late))
 
     contests = [
         Contest(AVERAGE, problem.model, Fair(Average()), "before", TOL),
@@ -72,11 +80,11 @@ def stations(seed: int = 0, phase: Callable[[str], None] = lambda _: None) -> Re
 class _Phases(Nobody):
     """Says which model is trained."""
 
-    def __init__(self, phase: Callable[[str], None]) -> None:
+    def __init__(self, phase: Callable[[str, float], None]) -> None:
         self.phase = phase
 
     def begin(self, model: str, names: Sequence[str], rounds: int, tol: float | None) -> None:
-        self.phase(f"Training the {model} model")
+        self.phase(f"Training the {model} model", 0.0)
 
 
 def _stations(seed: int) -> Prepared:

@@ -246,7 +246,6 @@ def one_run(kind: Kind, config: RunConfig, place: Path, fresh: bool, screen: Scr
     prepared = source.prepared(secret=noise_secret(place) if going_on else None)
     config = config.counting([len(y) for _, y in prepared.train])
     check_asked(config, prepared)
-    screen.phase("Setting the strength of every column by evidence")
     ready = settle(prepared.encoding, prepared.sites, prepared.model)
     config = settled(config, ready.federation)
     screen.say(f"{prepared.about}; {len(prepared.names)} clients", *prepared.remarks)

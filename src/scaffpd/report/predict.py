@@ -34,7 +34,7 @@ from scaffpd.study.verdict import MODELS
 from scaffpd.tasks.base import ScoreRow, Target, Task
 
 NOBODY = ""  # rows without a client belong together
-MOST_COMPARED = 5_000_000  # cells up to which rows are compared with those that were trained on
+MOST_COMPARED = 2_000_000  # cells, those trained on included, up to which rows are compared
 DIFFERENT = 0.9  # share of training rows that are like no other, where values distinguish rows
 Fills = Mapping[str, Mapping[str, float | str]]
 
@@ -125,7 +125,8 @@ def predict(
             raise unknown(f"column of {file.name!r},", name, table.names)
     columns, owner = _columns(table, setup, reading)
     remarks = _unseen(columns, setup, owner, fills)
-    trained = _trained(file_of.parent, columns, owner)
+    before = sum(own.train_rows or 0 for own in record.main.clients) if record else 0
+    trained = _trained(file_of.parent, columns, owner, before)
     if trained is not None:
         remarks.append(
             f"{several(int(trained.sum()), 'row')} have the values of rows that were trained on "
@@ -177,12 +178,17 @@ def predict(
     )
 
 
-def _trained(folder: Path, columns: Sequence[DataColumn], owner: DataColumn | None) -> Mask | None:
+def _trained(
+    folder: Path, columns: Sequence[DataColumn], owner: DataColumn | None, before: int
+) -> Mask | None:
     """Mark rows that the run was trained on, by client and values; `None` where there are none, its
-    table is gone, or values do not distinguish rows.
+    table is gone or takes long to read, or values do not distinguish rows.
+
+    The table is read again: a run's folder has nothing that tells whether a row was in it.
     """
     file = folder / "config.toml"
-    if owner is None or not file.exists() or owner.values.size * len(columns) > MOST_COMPARED:
+    cells = 0 if owner is None else (owner.values.size + before) * len(columns)
+    if owner is None or not file.exists() or cells > MOST_COMPARED:
         return None
     try:
         values = read_toml(file, {})
@@ -195,8 +201,8 @@ def _trained(folder: Path, columns: Sequence[DataColumn], owner: DataColumn | No
         own = {column.name: column for column in one.table.take(~one.held).columns}
         if not {column.name for column in columns} <= own.keys():
             return None
-        cells = [texts_of(own[column.name]) for column in columns]
-        known += [(one.name, *row) for row in zip(*cells, strict=True)]
+        texts = [texts_of(own[column.name]) for column in columns]
+        known += [(one.name, *row) for row in zip(*texts, strict=True)]
     rows = zip(texts_of(owner), *map(texts_of, columns), strict=True)
     different = set(known)
     found = np.array([row in different for row in rows])

@@ -31,6 +31,7 @@ from scaffpd.models.modes import ModeRows
 from scaffpd.models.newton import Anchor, NewtonPoint, portions
 from scaffpd.models.point import Ridge
 from scaffpd.models.samples import PaddedBlock
+from scaffpd.phases import tell
 from scaffpd.training.cohort import Cohort, Pair
 from scaffpd.training.metrics import Array
 from scaffpd.training.settling import groups_of
@@ -120,11 +121,16 @@ def fit_alone(model: Linear, pairs: Sequence[Pair]) -> tuple[Array, Array]:
         omega = problem.zero().new_empty(len(cohort.names), len(problem.groups))
         scale = omega.new_empty(len(omega))
 
+        done: list[PaddedBlock] = []
+        tell("Training every client alone", 0.0)
+
         def work(block: PaddedBlock) -> None:
             fit = _Own(problem, rows, block, not model.smooth).chosen()
             omega[block.clients], scale[block.clients] = (
                 torch.from_numpy(found).to(omega) for found in (fit.variances, fit.scale)
             )
+            done.append(block)
+            tell("Training every client alone", len(done) / len(blocks))
 
         blocks = portions(rows.rows, len(problem.groups) * problem.coupled)
         parallel_map(work, blocks, omega.device)

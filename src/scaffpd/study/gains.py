@@ -26,6 +26,7 @@ import numpy as np
 
 from scaffpd.algorithms.evidence import Strengths
 from scaffpd.errors import InputError
+from scaffpd.numbers import plural
 from scaffpd.study.verdict import (
     ALONE,
     AS_GOOD,
@@ -244,11 +245,13 @@ class Joining:
             over = "held-out rows, paired"
             over = over if block == 1 else f"blocks of {block} {over}"
         low, high = (100 * f(self.weights[self.judged]) for f in (np.min, np.max))
-        share = "alike" if high < 1.05 * low else f"{low:.2g} to {high:.2g} % each"
+        share = f"{low:.2g} to {high:.2g} % each, by how sure their losses are"
+        share = "alike" if high < 1.05 * low else share
+        many = plural(self.word)
         return (
-            f"Student's t over {over}, at 95 %; clients are marked such that at most 5 % of the "
-            f"marks are by chance; means count clients {share}, by how sure their losses are; half "
-            "of the rows name the worst-served, the other half judge them"
+            f"Student's t over {over}, at 95 %; {many} are marked such that at most 5 % of the "
+            f"marks are by chance; means count {many} {share}; half of the rows name the "
+            "worst-served, the other half judge them"
         )
 
     def __str__(self) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from scaffpd.numbers import brief, plain, several
+from scaffpd.numbers import called, plain, several
 from scaffpd.tasks.base import Task
 from scaffpd.training.metrics import NO, NOISE, YES, a_fifth
 
@@ -289,7 +289,7 @@ class Verdict:
         if not any(clear.values()):
             over = f"{row.gains[AVERAGE].than()} in the mean over them"
             return f"{said} none of {many} clearly better or worse; its {task.lost} is {over}."
-        better, worse = (self._some(clear[one]) for one in (YES, NO))
+        better, worse = (self._some(clear[one], word) for one in (YES, NO))
         both = f"{better or f'none of {many}'} clearly better and {worse or 'none'} clearly worse"
         rest = [self.by_client[c] for c in self.by_client if c not in clear[YES] + clear[NO]]
         if not rest:
@@ -300,10 +300,10 @@ class Verdict:
         others = others if len(rest) > 1 else f"at the other {word}"
         return f"{said} {both}; {others} its {task.lost} is {share}."
 
-    def _some(self, names: Sequence[str]) -> str:
+    def _some(self, names: Sequence[str], word: str) -> str:
         gains = {c: self.by_client[c][FAIR].gains[AVERAGE].value for c in names}
         ranked = sorted(gains, key=lambda c: -abs(gains[c]))
-        return some([f"{brief(c)} ({sided(gains[c])})" for c in ranked])
+        return some([f"{called(c, word)} ({sided(gains[c])})" for c in ranked])
 
 
 def some(names: Sequence[str]) -> str:

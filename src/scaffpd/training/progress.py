@@ -53,10 +53,12 @@ class Tally(AbstractContextManager["Tally"]):
 def _bar(what: str, total: int) -> progress.Progress:
     from rich import console, progress
 
+    # of rounds, how many it will take is not known
+    time = progress.TimeRemainingColumn() if what == "run" else progress.TimeElapsedColumn()
     columns = (
         progress.TextColumn(f"{what} {{task.completed}}/{{task.total}}"),
         progress.BarColumn(bar_width=24),
-        progress.TimeElapsedColumn(),
+        time,
         progress.TextColumn("{task.description}"),
     )
     bar = progress.Progress(*columns, console=console.Console(stderr=True))

@@ -7,15 +7,28 @@ from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
+from torch import Tensor
 
 from scaffpd.algorithms.dispersion import dispersion
-from scaffpd.algorithms.evidence import CUTS, INTERCEPT, Evidence, ModePoint, Strengths, climbed
+from scaffpd.algorithms.evidence import (
+    CLOSE,
+    CUTS,
+    INTERCEPT,
+    Evidence,
+    ModePoint,
+    Prior,
+    Strengths,
+    climbed,
+)
 from scaffpd.federation import Federation, Vector
+from scaffpd.federation.modes import ModesAt
 from scaffpd.models.execution import limit_threads
 from scaffpd.models.linear import AUTO, Linear, fitted
 from scaffpd.models.personal import Personal, base_of
+from scaffpd.phases import tell
 
 LEVELS = "levels of periods"  # their group
+USUAL = 18
 
 Clients = TypeVar("Clients", bound=Federation)
 
@@ -51,8 +64,21 @@ def _climbed(
     groups = groups_of(inner, features, columns)
     l2 = _given(inner.l2, width, inner.intercept)
     with limit_threads(federation.channel.work):
-        problem = Evidence(federation, groups, inner.loss)
+        problem = _Watched(federation, groups, inner.loss)
         return problem, *climbed(problem, l2, kappa, (INTERCEPT, CUTS))
+
+
+class _Watched(Evidence):
+    """Says how far it is: a search takes about `USUAL` modes."""
+
+    modes = 0
+
+    def mode(
+        self, prior: Prior, x: Tensor, start: ModesAt | None, close: float = CLOSE
+    ) -> ModePoint:
+        tell("Setting the strength of every column by evidence", min(self.modes / USUAL, 0.95))
+        self.modes += 1
+        return super().mode(prior, x, start, close)
 
 
 def dispersed(

@@ -304,9 +304,6 @@ def reliability(run: RunRecord) -> Figure | None:
     )
 
 
-NARROW = 320  # pixels that every legend of curves has
-
-
 def survival(run: RunRecord) -> Figure | None:
     """Show what was observed at clients, and the mean of what the model predicts there."""
     points = _points(run, ("observed", "predicted"), thirds=False)
@@ -360,7 +357,7 @@ def _curves(words: tuple[str, str, str], points: Rows, more: Spec | None = None)
     marks: Spec = {
         "x": vega.across("time", "time", LOOSE, grid=True),
         "y": vega.quantity("share", "without an event", SHARES, format=".0%"),
-        "stroke": vega.colour("group", names, within=NARROW),
+        "stroke": vega.colour("group", names),
         **(more or {}),
     }
     lines = layer("line", marks, "", name, interpolate="step-after", strokeWidth=1.8)
@@ -385,7 +382,11 @@ def certificate(run: RunRecord) -> Figure | None:
     names = list(dict.fromkeys(str(row["model"]) for row in rows))
     scale: Spec = {"type": "log", "nice": False, "padding": 8}
     y = vega.quantity("value", "proven gap to the optimum", scale, format=".1~e")
-    ends: Spec = {"x": vega.across("round", "round", tickMinStep=1, tickCount=5), "y": y}
+    last = max(int(row["round"] or 0) for row in rows)
+    ticks = [*range(0, last + 1, max(1, -(-last // 5)))]
+    # of more values than tickCount Vega shows the ends alone
+    x = vega.across("round", "round", values=ticks, tickCount=len(ticks), format="d")
+    ends: Spec = {"x": x, "y": y}
     line: Spec = {**ends, "stroke": vega.colour("model", names)}
     return Figure(
         "certificate",

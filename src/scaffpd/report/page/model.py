@@ -20,6 +20,7 @@ MOST_EFFECTS = 20
 MOST_HAZARDS = 6
 STRIP = 34  # pixels for the distribution of rows, below a curve
 LOW = 190  # pixels of small figures
+FLAT = 0.01  # of the curve that is spread most
 LEVEL = 0.05  # of all tests of a page together
 REACH = 1.96  # standard errors to either side
 
@@ -32,7 +33,7 @@ def shown(run: RunRecord) -> list[Figure]:
 
 def shapes(run: RunRecord) -> Iterator[Figure]:
     """Draw a small figure for each of the columns whose curves are spread most."""
-    names = list(dict.fromkeys(one.column for one in run.shapes))[:MOST_SHAPES]
+    names = _drawn(run)
     drawn = [one for one in run.shapes if one.column in names]
     every = [
         v for one in drawn for v in (*_ends(one), *(v for own in one.own.values() for v in own))
@@ -45,6 +46,13 @@ def shapes(run: RunRecord) -> Iterator[Figure]:
     for k, name in enumerate(names, 1):
         own = [one for one in drawn if one.column == name]
         yield _shape(run, f"shape-{k}", own, scale)
+
+
+def _drawn(run: RunRecord) -> list[str]:
+    """Return the columns whose curves are drawn: the first, none of them flat beside another."""
+    least = FLAT * max((one.spread for one in run.shapes), default=0.0)
+    names = dict.fromkeys(one.column for one in run.shapes if one.spread >= least)
+    return [*names][:MOST_SHAPES]
 
 
 def _ends(one: Shape) -> list[float]:
@@ -79,8 +87,9 @@ def _shape(run: RunRecord, name: str, several: list[Shape], scale: Spec) -> Figu
         for client, own in first.own.items()
         for k, (v, f) in enumerate(zip(_at(first), own, strict=True))
     ]
+    thinnest = (first.edges[-1] - first.edges[0]) / LOW  # a pixel: no bar is higher than it shows
     cells: Rows = [
-        {"from": short(a), "to": short(b), "rows": n, "density": short(n / (b - a))}
+        {"from": short(a), "to": short(b), "rows": n, "density": short(n / max(b - a, thinnest))}
         for (a, b), n in zip(pairwise(first.edges), first.rows, strict=True)
     ]
     x = vega.quantity(
@@ -134,7 +143,8 @@ def _shape(run: RunRecord, name: str, several: list[Shape], scale: Spec) -> Figu
 
 def about_shapes(run: RunRecord) -> str:
     """Say how to read the curves, and which columns have one that is not drawn."""
-    names = list(dict.fromkeys(one.column for one in run.shapes))
+    drawn = _drawn(run)
+    flat = [c for c in dict.fromkeys(one.column for one in run.shapes) if c not in drawn]
     first = run.shapes[0]
     of = f" of “{brief(run.labels[1])}”" if len(run.labels) == 2 else ""
     said = [
@@ -153,8 +163,8 @@ def about_shapes(run: RunRecord) -> str:
         )
         said.append(f"Thin: {who} by a model of its own.")
     said.append("Below: where training rows are, in cells of ten rows or more.")
-    if len(names) > MOST_SHAPES:
-        said.append(f"Flatter, and not drawn: {', '.join(map(brief, names[MOST_SHAPES:]))}.")
+    if flat:
+        said.append(f"Flatter, and not drawn: {', '.join(map(brief, flat))}.")
     return " ".join(said)
 
 
@@ -164,9 +174,12 @@ def forest(run: RunRecord) -> Figure | None:
     ends = ("ratio_low", "ratio", "ratio_high") if ratios else ("low", "estimate", "high")
     most = 13.8 if ratios else FAR
     known: dict[str, dict[str, float]] = {}
+    ordered = run.task.ordered
     for one in run.effects:
         values = {name: value for name, value in one.values.items() if value is not None}
-        if one.column.split(": ")[0] == "intercept" or len(values) < len(one.values):
+        if one.column.split(": ")[0] == "intercept" or (ordered and one.column.startswith("cut ")):
+            continue  # that is no column
+        if len(values) < len(one.values):
             continue  # one that is not known is no point
         if -most < values["low"] * values["unit"] <= values["high"] * values["unit"] < most:
             known[one.column] = values
@@ -194,6 +207,7 @@ def forest(run: RunRecord) -> Figure | None:
         )
     if not rows:
         return None
+    aside = vega.beside(12 + 6.3 * max(len(str(row["text"])) for row in rows), "whole > 560")
     title = f"{ratios} ratio" if ratios else f"adds to {run.task.adds_to}"
     scale: Spec = {"type": "log", "nice": False, "padding": 10} if ratios else LOOSE
     called = [str(row["client"]) for row in rows]
@@ -217,9 +231,7 @@ def forest(run: RunRecord) -> Figure | None:
             layer("rule", nothing, style="quiet"),
             layer("rule", bar, "", "forest", style="interval"),
             layer("point", {"y": y, "x": x}, "", "forest", style="estimate", tooltip=True),
-            layer(
-                "text", words, "", "forest", style="quiet-words", **vega.beside(150, "whole > 560")
-            ),
+            layer("text", words, "", "forest", style="quiet-words", **aside),
         ],
         wide=True,
         height=STEP * max(len(rows), 2),
@@ -228,6 +240,7 @@ def forest(run: RunRecord) -> Figure | None:
 
 def _unit(run: RunRecord) -> str:
     of = f" of a label against “{brief(run.labels[0])}”" if len(run.labels) > 2 else ""
+    of = " of a higher category" if run.task.ordered else of
     does = f"multiplies the {run.task.ratios}{of} by," if run.task.ratios else "adds"
     to = "" if run.task.ratios else f" to {run.task.adds_to}"
     return f"What one deviation more of a number (“per”), or a category, {does}{to}"

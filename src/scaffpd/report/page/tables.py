@@ -210,16 +210,15 @@ def shown_scores(run: RunRecord) -> list[str]:
 def score_tables(run: RunRecord) -> list[ScoreTable]:
     """Make a table of all held-out rows, one by client, and one for every column of groups."""
     rows = [row for name in shown_scores(run) for row in run.scores if row.model == name]
-    shown = [
-        name for name in run.task.columns if any(row.values.get(name) is not None for row in rows)
-    ]
     until = next((f" by {h:g}" for row in rows if (h := row.values.get("horizon"))), "")
     ends = dict.fromkeys(("mean_probability", "base_rate"), until)
-    heads = ["rows", *(head(run, run.task.columns[name]) + ends.get(name, "") for name in shown)]
     found = []
     for by in ("", *dict.fromkeys(row.by for row in rows)):
         # all rows together are those of all clients; a client's models stand below one another
         own = [r for r in rows if r.by == (by or "client") and (r.group == EVERYONE) == (not by)]
+        known = {name for row in own for name, value in row.values.items() if value is not None}
+        shown = [name for name in run.task.columns if name in known]
+        heads = [head(run, run.task.columns[name]) + ends.get(name, "") for name in shown]
         groups = [*dict.fromkeys(row.group for row in own)]
         own.sort(key=lambda row: groups.index(row.group))
         lines = [
@@ -232,5 +231,5 @@ def score_tables(run: RunRecord) -> list[ScoreTable]:
         first = run.word if by == "client" else by
         keys = (first, "model") if by else ("model",)
         heading = f"By {first}" if by else "All held-out rows"
-        found.append(ScoreTable(heading, keys, heads, lines))
+        found.append(ScoreTable(heading, keys, ["rows", *heads], lines))
     return found if rows else []

@@ -17,6 +17,7 @@ HEIGHT = 320
 WIDTH = 640
 BESIDE = 66  # pixels to the right of a chart, for a column of numbers
 STEP = 24  # pixels per client
+LEGEND = 250  # pixels that the narrowest chart has for it
 LOOSE: Spec = {"zero": False, "padding": 10}  # a scale with room at its ends
 
 
@@ -91,20 +92,18 @@ def looks(field: str, names: Sequence[str]) -> Spec:
     return {"fill": colour(field, names), "shape": colour(field, names, list(SHAPES))}
 
 
-def colour(
-    field: str, names: Sequence[str], of: Value = "ordinal", within: int | None = None
-) -> Spec:
+def colour(field: str, names: Sequence[str], of: Value = "ordinal") -> Spec:
     """Give every name a colour, or another mark of a range.
 
-    A legend that wraps `within` a width of its own is never cut: Vega leaves room for the rows of
-    the first layout only, and the width of a chart may shrink after it.
+    The legend wraps by the width of the whole figure: that of the chart may shrink after the first
+    layout, and Vega leaves room for the rows of that one only.
     """
-    room = 40 + 7 * min(max(map(len, names), default=1), 24)
+    room = 28 + 6.5 * min(max(map(len, names), default=1), 24)
     legend: Spec = {
         "title": None,
         "symbolStrokeWidth": 0,
         "symbolOpacity": 1,
-        "columns": max(1, within // room) if within else {"expr": f"max(1, floor(width / {room}))"},
+        "columns": {"expr": f"max(1, floor(max({LEGEND}, whole - {LEGEND}) / {room}))"},
     }
     return {
         "field": field,
@@ -170,7 +169,7 @@ def dots(encoding: Spec, table: str, size: int = 80) -> Spec:
     return layer("point", encoding, "", table, size=size, opacity=1, strokeWidth=0, tooltip=True)
 
 
-def beside(room: int = BESIDE, where: str = "true") -> Spec:
+def beside(room: float = BESIDE, where: str = "true") -> Spec:
     """Place words in a column of their own, to the right of a chart that is wide enough."""
     return {"align": "right", "x": {"expr": f"width + ({where} ? {room} : 0)"}}
 

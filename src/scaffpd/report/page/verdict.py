@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scaffpd.numbers import brief, capital, plain, several, small
+from scaffpd.numbers import brief, called, capital, plain, plural, several, small
 from scaffpd.objectives import OBJECTIVES
 from scaffpd.report.page.tables import FEW, uncertain
 from scaffpd.report.record import PrivacyRecord, RunRecord
@@ -16,6 +16,7 @@ QUESTIONS = {
     "who": "Who gains or loses?",
     "much": "How much, how sure?",
     "fair": "What of fairness?",
+    "late": "Who joins later?",
     "sure": "What is proven?",
 }
 MEANINGS = {kind.parameter: kind.meaning for kind in OBJECTIVES.values() if kind.meaning}
@@ -76,11 +77,15 @@ def answers(run: RunRecord) -> dict[str, str]:
     found = {"do": do, "much": _much(run), "sure": sure(run)}
     if any(paying.values()):
         clear = {"Clear gains": YES, "Clear losses": NO}
-        said = [f"{name}: {_some(paying[one]) or 'nobody'}." for name, one in clear.items()]
+        said = [
+            f"{name}: {_some(paying[one], run.word) or 'nobody'}." for name, one in clear.items()
+        ]
         quiet = len(paying[NOISE])
         found["who"] = " ".join(
             said + [f"Within noise: {quiet} of {len(run.clients)}."] * bool(quiet)
         )
+    if run.joining and run.newcomers:
+        found["late"] = " ".join(run.newcomers.sentences(run.word))
     if run.joining and run.joining.fair:
         found["fair"] = run.joining.fairness(run.task, run.word)
     return {question: found[name] for name, question in QUESTIONS.items() if found.get(name)}
@@ -100,8 +105,8 @@ def _much(run: RunRecord) -> str:
     return capital(f"{', '.join(texts)}; whether that is noise was not tested.")
 
 
-def _some(names: Sequence[str]) -> str:
-    return some([brief(name) for name in names])
+def _some(names: Sequence[str], word: str) -> str:
+    return some([called(name, word) for name in names])
 
 
 def sure(run: RunRecord) -> str:
@@ -153,7 +158,7 @@ def cautions(run: RunRecord) -> list[str]:
             c for c in run.clients if c not in (run.joining.by_client if run.joining else known)
         ]
         if none:
-            found.append(run.task.unscored.format(", ".join(none)))
+            found.append(run.task.unscored.format(f"{plural(run.word)} {', '.join(none)}"))
     if run.privacy is not None:
         found += [SEEDED] if run.privacy.seeded else []
         found.append(NOT_COVERED if run.privacy.scored else SENT)
