@@ -46,6 +46,7 @@ from scaffpd.training.metrics import Array
 from scaffpd.training.settling import groups_of
 
 NO_LIKELIHOOD = "coefficients-without-maximum"
+NO_MAXIMUM = "The likelihood has no maximum: all outcomes are alike, or columns separate them."
 FIELDS = ("estimate", "error", "low", "high", "between")
 FIXED, STRATIFIED, INTERCEPTS, SLOPES = EFFECTS = ("fixed", "stratified", "intercepts", "slopes")
 COLUMNS = "columns"  # those that a `Personal` names
@@ -67,6 +68,7 @@ CLEAR = 0.01  # nats below which evidence is the same
 MOST_NAMED = 5  # columns in a sentence
 UNKNOWN = 1e-4  # of the variance that x may have: with more of it, rows say nothing
 FULL = 0.999  # of the largest deviation that is looked at
+NO_COUNTS = 1e9  # rows for every count
 FEW = 10  # rows a client, for each coefficient that differs, below which Laplace is poor
 
 
@@ -189,10 +191,7 @@ def coefficients(
         try:
             fits = [_fitted(cohort, kind, groups, columns, restricted) for kind in kinds]
         except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
-            raise InputError(
-                NO_LIKELIHOOD,
-                "The likelihood has no maximum: all outcomes are alike, or columns separate them.",
-            ) from error
+            raise InputError(NO_LIKELIHOOD, NO_MAXIMUM) from error
         best = fits[0]
         for fit in fits[1:]:
             best = fit if fit.worth > best.worth + CLEAR else best
@@ -242,7 +241,7 @@ class _Fit(NamedTuple):
             tau[-1] = each.var(0, ddof=1).mean() if len(each) > 1 else 0.0
         unknown = self.unknown(L, inference.C)
         error, freedom = inference.robust(L) if errors == ROBUST else inference.errors(L)
-        own, variance = inference.own(L)
+        own, variance = inference.own(L, not unknown.any())
         moved = np.where(unknown, np.nan, 0.0)
         if self.inner.intercept:
             moved[-1] += shift
@@ -279,7 +278,10 @@ class _Fit(NamedTuple):
         what = SAID[self.kind if self.inner.summed or not fixed else BASELINES]
         said = f"{what}{', chosen by evidence' if chosen else ''}; {SAID[errors]}."
         if self.lost:
-            said += " No estimates: the rows do not tell how far clients differ."
+            said += (
+                " No estimates: columns separate outcomes, or the rows do not tell how far clients "
+                "differ."
+            )
         elif unknown:
             which = ", ".join(unknown[:MOST_NAMED]) + ", …" * (len(unknown) > MOST_NAMED)
             said += f" Not known: {which}. They separate outcomes, or say the same as others."
@@ -316,6 +318,9 @@ def _fitted(
             "coefficients-of-several-outputs",
             "coefficients needs a model of one target: numbers in one column, counts or labels.",
         )
+    # counts that are all 0, whose variances have no unit
+    if inner.intercept and not problem.squared and problem.unit[-1] > NO_COUNTS:
+        raise InputError(NO_LIKELIHOOD, NO_MAXIMUM)
     if kind == STRATIFIED:
         kappa[last] = 0.0
     fit = climbed(problem, None, kappa, groups, TOLERANCE, -np.inf)

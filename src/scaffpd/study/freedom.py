@@ -108,13 +108,18 @@ class Inference:
         variance = ((LC @ meat) * LC).sum(1)
         return np.sqrt(np.maximum(variance, 0.0)), np.full(len(L), max(N - 1.0, 1.0))
 
-    def own(self, L: Array) -> tuple[Array, Array]:
-        """Return the clients' L u_i and their variances, integrated over the deviations."""
+    def own(self, L: Array, known: bool = True) -> tuple[Array, Array]:
+        """Return the clients' L u_i and their variances, integrated over the deviations: of few
+        clients, where x is known.
+        """
         mean, variance = plain = self._own(self.point, L)
         few = len(mean) < MANY and len(self.own_groups) <= MOST
-        if few and not self.point.lost:
+        if few and known:
             for g, own in enumerate(self.own_groups):
-                weights, values = zip(*self._over(g, own, L), strict=True)
+                found = list(self._over(g, own, L))
+                if not found:
+                    continue
+                weights, values = zip(*found, strict=True)
                 w = np.exp(np.array(weights) - max(weights))
                 means, variances = np.array(values).swapaxes(0, 1)
                 centre = np.tensordot(w / w.sum(), means, 1)
@@ -132,6 +137,8 @@ class Inference:
             tau = np.where(own, s * s, prior.tau)
             x = point.x + point.step
             point = self.problem.mode(replace(prior, tau=tau), x, point.question)
+            if point.lost:
+                return
             yield point.evidence, self._own(point, L)
 
     def _own(self, point: ModePoint, L: Array) -> tuple[Array, Array]:
