@@ -12,6 +12,9 @@ Q_iCQ_i): the variance is then c·a/b (Hartung & Knapp 2001, without a floor); w
 clients that are alike would be covered in 99 %. Only a/b below the 1 % quantile of χ²/(N − 1), such
 as of one table that is there twice, is no chance, and counts as that.
 
+Of labels and counts x depends on τ, and its estimate with it: as joint likelihood has it (lme4),
+C grows by D J⁻¹ Dᵀ with D_g = ∂x/∂log τ_g and J = −∂² log E/∂(log τ)², by differences.
+
 A client's own coefficients take √τ_g as uniform and integrate over it; with the estimate alone,
 and above all with an estimate of 0, their errors are too small.
 """
@@ -34,7 +37,10 @@ POINTS = 8  # at which a deviation is integrated over
 MOST = 3  # deviations that are integrated over, one by one
 MANY = 50  # clients from which on deviations are known well enough
 LITTLE = 0.1  # degrees of freedom of a variance that is all but 0
+CLOSE = 1e-3  # nats
 RARE = 0.01  # chance of clients that are more alike than is believed
+STEP = 0.1  # of log τ
+SURE = 0.25  # the least curvature of log E in log τ that is believed
 REACH = 10.0  # standard errors of τ that the integral goes up to
 
 
@@ -55,7 +61,32 @@ class Inference:
         names = np.array(problem.groups)
         several = len(problem.weights) > 1
         self.own_groups = [differs & (names == g) for g in dict.fromkeys(names[differs]) if several]
+        self.more = np.zeros_like(self.C)
         self._ask()
+        alive = [own for own in self.own_groups if point.prior.tau[own].max() > 0]
+        if problem.means and not point.lost and 0 < len(alive) <= MOST:
+            self._join(alive)
+
+    def _join(self, alive: list[Mask]) -> None:
+        """Find what C grows by because τ is estimated."""
+        prior = self.point.prior
+        x = self.point.x + self.point.step
+        moves, slopes = [], []
+        for own in alive:
+            ends = []
+            for step in (STEP, -STEP):
+                tau = np.where(own, prior.tau * np.exp(step), prior.tau)
+                at = replace(prior, tau=tau)
+                point = self.problem.mode(at, x, self.point.question, CLOSE)
+                size, freedom, _ = self.problem.moments(point)
+                slope = [(size - freedom)[0, : len(g)][g].sum() / 2 for g in alive]
+                ends.append((point.x + point.step).flatten().tolist() + slope)
+            change = np.subtract(ends[0], ends[1]) / (2 * STEP)
+            moves.append(change[: len(x)])
+            slopes.append(change[len(x) :])
+        bends, V = np.linalg.eigh(-(np.array(slopes) + np.array(slopes).T) / 2)
+        D = np.array(moves).T @ V
+        self.more = D / np.maximum(bends, SURE) @ D.T
 
     def _ask(self) -> None:
         """Ask for Σ g_ig_iᵀ, G and I, one group of coefficients after the other."""
@@ -96,7 +127,7 @@ class Inference:
         freedom = np.full(len(L), self.rest)
         np.divide(2 * variance**2, spread, out=freedom, where=spread > 0)
         L = L * self.less
-        variance = ((L @ self.C) * L).sum(1)
+        variance = ((L @ (self.C + self.more)) * L).sum(1)
         return np.sqrt(np.maximum(variance, 0.0)), np.clip(freedom, 1.0, self.rest)
 
     def robust(self, L: Array) -> tuple[Array, Array]:
