@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaffpd.algorithms.evidence import INTERCEPT
-from scaffpd.data.tabular.agree import Schema, encoded_features
+from scaffpd.data.tabular.agree import Schema, encoded_features, of_pairs
 from scaffpd.data.tabular.columns import CATEGORY
 from scaffpd.errors import InputError, unknown
 from scaffpd.models import Personal
@@ -69,6 +69,7 @@ class Judged:
         shapes: curves of numbers, those that are spread most first.
         hazards: whether effects on times to an event are the same at all times.
         newcomers: which one model serves a site that joins later, where that is asked.
+        split: whether effects, curves and the test of hazards are of rows that chose nothing.
     """
 
     rows: Prepared
@@ -78,6 +79,7 @@ class Judged:
     shapes: Sequence[Shape] = ()
     hazards: ProportionalHazards | None = None
     newcomers: Newcomers | None = None
+    split: bool = False
 
 
 def held_out_scores(
@@ -172,8 +174,11 @@ def _categorical(schema: Schema) -> set[str]:
     return {column["name"] for column in schema["columns"] if column["kind"] == CATEGORY}
 
 
-def effects(prepared: Prepared, asked: EffectSettings) -> CoefficientTable | None:
-    """Estimate lines and categories of a table, without curves; `None` where that cannot be.
+def effects(
+    prepared: Prepared, asked: EffectSettings, pairs: bool = False
+) -> CoefficientTable | None:
+    """Estimate lines and categories of a table, without curves, and `pairs` where they are asked
+    for, with the steps that these are made of; `None` where that cannot be.
 
     The intercept is that of a row with the mean of every column; a category is the difference from
     the mean over rows, or from a category of one's choice. Of numbers, both are in units of the
@@ -185,7 +190,8 @@ def effects(prepared: Prepared, asked: EffectSettings) -> CoefficientTable | Non
     if schema is None or prepared.numbers > MOST_NUMBERS:
         return None
     encoded = encoded_features(schema)
-    lines = [j for j, feature in enumerate(encoded) if not feature.step]
+    more = of_pairs(schema) if pairs else set()
+    lines = [j for j, one in enumerate(encoded) if not one.step or one.name in more]
     several = len(prepared.labels) > 2 and not model.ordered
     labels = prepared.labels[1:] if several else ()
     if len(lines) * max(len(labels), 1) > MOST_EFFECTS:

@@ -103,7 +103,8 @@ def _shapes(
     features = encoded_features(prepared.schema)
     mean, deviation = prepared.encoding.mean, prepared.encoding.deviation
     X = np.concatenate([np.asarray(X, dtype=np.float64) for X, _ in prepared.train])
-    labels = prepared.labels if len(prepared.labels) > 2 else ("",)
+    several = len(prepared.labels) > 2 and not prepared.model.ordered
+    labels = prepared.labels if several else ("",)
     for column in prepared.schema["columns"]:
         if column["kind"] == "category" or len(steps := column.get("steps", [])) < 2:
             continue

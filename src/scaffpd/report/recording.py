@@ -72,6 +72,7 @@ def record(
         newcomers=found.own.newcomers,
         effects=_effects(effects, prepared) if effects else [],
         effects_said=effects.said if effects else "",
+        split_inference=found.own.split,
         shapes=found.own.shapes,
         hazards=_hazards(found.own.hazards),
         between_share=effects.share if effects else None,

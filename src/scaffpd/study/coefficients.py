@@ -90,6 +90,7 @@ class CoefficientTable:
             them.
         own_freedom: degrees of freedom of their intervals.
         said: which model it is, whose errors, and what to be careful about.
+        kind: of effects.
     """
 
     names: tuple[str, ...]
@@ -103,6 +104,7 @@ class CoefficientTable:
     own_error: Array = field(repr=False)
     own_freedom: float = field(default=np.inf, repr=False)
     said: str = ""
+    kind: str = ""
 
     def table(self, client: str | None = None) -> list[dict[str, str | float]]:
         """Return a row for every column: estimate, standard error, interval, and between clients;
@@ -257,6 +259,7 @@ class _Fit(NamedTuple):
             np.sqrt(np.maximum(variance, 0.0)) + 0 * moved,
             rest,
             self.said(chosen, errors, [n for n, bad in zip(names, unknown, strict=True) if bad]),
+            self.kind,
         )
 
     @property
@@ -276,7 +279,9 @@ class _Fit(NamedTuple):
         """Say which model it is, who chose it, and what to be careful about."""
         fixed = self.kind in (FIXED, STRATIFIED)
         what = SAID[self.kind if self.inner.summed or not fixed else BASELINES]
-        said = f"{what}{', chosen by evidence' if chosen else ''}; {SAID[errors]}."
+        given = ", chosen by evidence", ", conditional on that choice by the same rows"
+        before, after = given if chosen else ("", "")
+        said = f"{what}{before}; {SAID[errors]}{after}."
         if self.lost:
             said += (
                 " No estimates: columns separate outcomes, or the rows do not tell how far clients "

@@ -143,8 +143,11 @@ def about_shapes(run: RunRecord) -> str:
         f"{plural(run.word)} have agreed on."
     ]
     if first.errors:
+        by = "conditional on curves and pairs chosen by the same rows"
+        by = "of rows that chose no curve and no pair" if run.split_inference else by
         said.append(
-            "Bands: 95 %, from the curvature of the likelihood, with every row counted alike."
+            "Bands: 95 %, from the curvature of the likelihood, with every row counted alike, "
+            f"{by}."
         )
     if first.own:
         most = len(run.clients) > MOST_OWN
@@ -195,6 +198,7 @@ def forest(run: RunRecord) -> Figure | None:
     if not rows:
         return None
     title = f"{ratios} ratio" if ratios else f"adds to {run.task.adds_to}"
+    but = " but for pairs" if run.split_inference else ""
     scale: Spec = {"type": "log", "nice": False, "padding": 10} if ratios else LOOSE
     called = [str(row["client"]) for row in rows]
     y = vega.named(called, labelExpr=MIDDLE, labelLimit={"expr": ROOM})
@@ -209,7 +213,7 @@ def forest(run: RunRecord) -> Figure | None:
         "forest",
         "What every column adds",
         f"{_unit(run)} with its 95 % interval; on the grey line a column adds nothing. "
-        f"{_against(run)}This is a model without curves; what it finds need not be causes.",
+        f"{_against(run)}This is a model without curves{but}; what it finds need not be causes.",
         f"{title.capitalize()} of {len(rows)} columns, with intervals.",
         "model",
         {"forest": rows},
@@ -227,7 +231,9 @@ def forest(run: RunRecord) -> Figure | None:
 
 
 def _unit(run: RunRecord) -> str:
-    of = f" of a label against “{brief(run.labels[0])}”" if len(run.labels) > 2 else ""
+    several = len(run.labels) > 2 and not run.task.ordered
+    of = f" of a label against “{brief(run.labels[0])}”" if several else ""
+    of = " of a higher category" if run.task.ordered else of
     does = f"multiplies the {run.task.ratios}{of} by," if run.task.ratios else "adds"
     to = "" if run.task.ratios else f" to {run.task.adds_to}"
     return f"What one deviation more of a number (“per”), or a category, {does}{to}"
