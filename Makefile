@@ -71,10 +71,10 @@ release: lint types docs test package
 	$(BIN)/python docs/release_note.py
 	git tag -a --cleanup=verbatim "v$$($(BIN)/python -c 'import scaffpd; print(scaffpd.__version__)')" -m "$$($(BIN)/python docs/release_note.py)"
 
-# the demo installs what it needs; everything else installs the rest
+# the demo installs what it needs, and compiles what it uses; everything else installs the rest
 $(VENV)/.demo: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(INSTALL) ".[report]"
+	$(INSTALL) ".[report]" --no-compile
 	touch $@
 
 $(READY): pyproject.toml constraints.txt

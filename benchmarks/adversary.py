@@ -618,7 +618,10 @@ def descended(point: Point, cohort, x, clients):
         u = x.double().numpy().reshape(features, -1)
         l2 = np.broadcast_to(ridges(point), features)
         H = hessian(point.loss, data, p, u) + np.diag(np.repeat(l2, u.shape[1]))
-        x = x - torch.from_numpy(solved(H, cohort.gradients(x).sum(p).double().numpy())).to(x)
+        step = torch.from_numpy(solved(H, cohort.gradients(x).sum(p).double().numpy())).to(x)
+        if not bool(torch.isfinite(x - step).all()):  # separated rows without a ridge: no minimiser
+            break
+        x = x - step
     return x
 
 

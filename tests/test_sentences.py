@@ -91,7 +91,7 @@ def shares(text):
     return [float(n) / 100 * (1 if side == "lower" else -1) for n, side in found]
 
 
-@settings(max_examples=40, phases=QUICK, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, phases=QUICK, suppress_health_check=[HealthCheck.too_slow])
 @given(verdicts(), st.sampled_from(TASKS))
 def test_no_sentence_contradicts_its_fields(found, task):
     said = found.sentences(task, WORD)
@@ -150,7 +150,7 @@ def test_no_sentence_contradicts_its_fields(found, task):
     assert not re.search(r"\d{4,} %", text)
 
 
-@settings(max_examples=40, phases=QUICK, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25, phases=QUICK, suppress_health_check=[HealthCheck.too_slow])
 @given(st.integers(3, 40), gains(), gains(), st.sampled_from(["average", "ρ = 1"]))
 def test_what_is_said_of_new_sites_follows_from_the_fields(clients, gain, mean, best):
     points = [LeftOut("average", 1.0, 2.0), LeftOut("ρ = 1", 1.1, 1.9)]

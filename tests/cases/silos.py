@@ -86,10 +86,11 @@ def federation(folder: Path, silos: int = 4, replacing=(), more: str = "", grant
     return path, places
 
 
-def patients_who_die(folder, silo="", **options):
+def patients_who_die(folder, silo="", replacing=(), **options):
     """The hospitals with days until death in place of a diagnosis; `va` has entries, too."""
     model = {MODEL: f'[model]\nkind = "cox"\n{options.pop("model", "l2 = 0.03")}\n'}
-    path, places = federation(folder, granted=False, replacing=model | {"labels = [0, 1]\n": ""})
+    replacing = dict(replacing) | model | {"labels = [0, 1]\n": ""}
+    path, places = federation(folder, granted=False, replacing=replacing)
     random = np.random.default_rng(7)
     for name, place in places.items():
         table = place.parent / "patients.csv"

@@ -246,6 +246,23 @@ def test_strengths_and_ridges_of_every_feature(loss):
     check_answers(loss, rows, strength, (0, 1, "intercept"), l2=[0.05, 0.4, 1e-3, 2.0, 1e-2])
 
 
+@pytest.mark.parametrize("columns", [None, (1,)])
+def test_two_targets_at_once_are_two_cohorts(columns):
+    rows = clients("squared", (2, 7))
+    both = [(X, np.column_stack([y, 2 * y[::-1]])) for X, y in rows]
+
+    def answered(pairs):
+        cohort = sp.Cohort(pairs, sp.Personal(sp.Linear("squared", 0.1), 2.0, columns))
+        x = cohort.start()
+        return cohort.gradients(x + 0.3)
+
+    one, two = (answered([(X, y[:, k]) for X, y in both]) for k in range(2))
+    found = answered(both)
+    np.testing.assert_allclose(found.losses, one.losses + two.losses, rtol=1e-10)
+    slopes = np.stack([found.each()[:, k::2] for k in range(2)])
+    np.testing.assert_allclose(slopes, [one.each(), two.each()], rtol=1e-9)
+
+
 # --- the certificate
 
 

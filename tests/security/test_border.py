@@ -222,7 +222,7 @@ def test_other_tasks_post_what_was_announced(tmp_path, fake_clock, monkeypatch, 
 
 
 def test_times_to_an_event_post_what_was_announced(tmp_path, fake_clock, monkeypatch):
-    recorder, expected = compared(*patients_who_die(tmp_path), monkeypatch)
+    recorder, expected = compared(*patients_who_die(tmp_path, replacing=SHORT), monkeypatch)
     assert recorder.posted == expected
 
 

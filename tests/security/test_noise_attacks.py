@@ -72,6 +72,7 @@ def test_the_audit_stays_below_what_is_claimed_and_notices_noise_that_is_too_sma
     assert judged(by_likelihood, less, watched(less, 2000, 2)).sharper(DELTA) > claimed
 
 
+@pytest.mark.long
 def test_sums_with_shared_noise_hide_a_record_from_a_server_with_helpers():
     """One helper, where one was allowed for, learns no more than ε; three, where none was, learn
     more.

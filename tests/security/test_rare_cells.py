@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cases.posts import Posts, same, small_federation
-from cases.silos import federation, run, wanted
+from cases.silos import federation, mostly_long, run, wanted
 from scaffpd.data.tabular.agree import features
 from scaffpd.data.tabular.columns import CATEGORY, NUMBER, DataColumn, FeatureTable
 from scaffpd.deploy.agreement import leaves
@@ -169,8 +169,10 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("columns", [WITH, WITHOUT], ids=["with other", "without"])
+@pytest.mark.parametrize("way", mostly_long(WAYS, "own sums", "curves and pairs"))
+@pytest.mark.parametrize(
+    "columns", mostly_long([WITH, WITHOUT], WITHOUT), ids=["with other", "without"]
+)
 def test_posts_are_those_of_a_person_whose_category_is_unknown(tmp_path, monkeypatch, columns, way):
     """To the bit, in every number that the silo puts into a sum or shows."""
     posts = Posts(monkeypatch, "a")

@@ -155,7 +155,12 @@ class LossHessian:
         S = e.rsqrt().expand(n, features, k).reshape(n, -1)
         near = self.factor(S)
         S = S[..., None]  # (H + E)⁻¹ = S (S H S + I)⁻¹ S with E = S⁻²
-        return lambda B: (S * near.solve(S * B.reshape(n, S.shape[1], B.shape[-1]))).view(B.shape)
+
+        def solve(B: Tensor) -> Tensor:
+            columns = B.shape[2] * B.shape[3] // k  # outputs that are alike are more columns
+            return (S * near.solve(S * B.reshape(n, S.shape[1], columns))).view(B.shape)
+
+        return solve
 
     def matrix(self) -> Tensor:
         """Return AᵀWA as (n, features·k, features·k), output by output."""
