@@ -265,9 +265,9 @@ class RunRecord(RecordPart):
     # in units of the columns: estimate, error, low, high, and the deviation between clients
     effects: list[CoefficientRow] = []
     effects_said: str = ""  # which model they are of, and whose errors
-    split_inference: bool = False  # whether these, and curves, are of rows that chose nothing
     between_share: Number = None  # of the variance around the effects, for numbers
     shapes: list[Shape] = []  # curves of columns, those that are spread most first
+    shapes_said: str = ""  # which rows have chosen them
     # of Cox's model, part by part of the events: the effects of columns over time, and their test
     hazards: list[HazardRow] = []
     events: list[EventRecord] = []

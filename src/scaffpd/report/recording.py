@@ -38,6 +38,8 @@ MOST_LABELS = 12  # that are named among the settings
 Cell = str | int | float | bool | None
 Row = dict[str, Cell]
 Part = TypeVar("Part", bound=RecordPart)
+APART = "of rows that chose no curve and no pair"
+SAME = "conditional on curves and pairs chosen by the same rows"
 
 
 def record(
@@ -72,8 +74,8 @@ def record(
         newcomers=found.own.newcomers,
         effects=_effects(effects, prepared) if effects else [],
         effects_said=effects.said if effects else "",
-        split_inference=found.own.split,
         shapes=found.own.shapes,
+        shapes_said=APART if found.own.split else SAME,
         hazards=_hazards(found.own.hazards),
         between_share=effects.share if effects else None,
         settings=_settings(prepared),

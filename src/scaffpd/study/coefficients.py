@@ -46,6 +46,7 @@ from scaffpd.training.metrics import Array
 from scaffpd.training.settling import groups_of
 
 NO_LIKELIHOOD = "coefficients-without-maximum"
+SINGULAR = np.linalg.LinAlgError, torch.linalg.LinAlgError  # type: ignore[attr-defined]
 NO_MAXIMUM = "The likelihood has no maximum: all outcomes are alike, or columns separate them."
 FIELDS = ("estimate", "error", "low", "high", "between")
 FIXED, STRATIFIED, INTERCEPTS, SLOPES = EFFECTS = ("fixed", "stratified", "intercepts", "slopes")
@@ -190,19 +191,19 @@ def coefficients(
         asked = ""
     with limit_threads(cohort.channel.work):
         kinds = (asked,) if asked else (FIXED, INTERCEPTS, SLOPES)
-        try:
-            fits = [_fitted(cohort, kind, groups, columns, restricted) for kind in kinds]
-        except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
-            raise InputError(NO_LIKELIHOOD, NO_MAXIMUM) from error
-        best = fits[0]
-        for fit in fits[1:]:
-            best = fit if fit.worth > best.worth + CLEAR else best
         L: Array = np.eye(len(names), dtype=np.float64) if contrast is None else contrast
         if labels > 1:
             less = np.column_stack([-np.ones(labels - 1), np.eye(labels - 1)])
             L = np.kron(L, less).astype(np.float64)
             names = [f"{name}: {k}" for name in names for k in range(1, labels)]
-        return best.table(L, names, labels, shift, errors, not asked)
+        try:
+            fits = [_fitted(cohort, kind, groups, columns, restricted) for kind in kinds]
+            best = fits[0]
+            for fit in fits[1:]:
+                best = fit if fit.worth > best.worth + CLEAR else best
+            return best.table(L, names, labels, shift, errors, not asked)
+        except SINGULAR as error:
+            raise InputError(NO_LIKELIHOOD, NO_MAXIMUM) from error
 
 
 class _Fit(NamedTuple):

@@ -143,11 +143,9 @@ def about_shapes(run: RunRecord) -> str:
         f"{plural(run.word)} have agreed on."
     ]
     if first.errors:
-        by = "conditional on curves and pairs chosen by the same rows"
-        by = "of rows that chose no curve and no pair" if run.split_inference else by
         said.append(
-            "Bands: 95 %, from the curvature of the likelihood, with every row counted alike, "
-            f"{by}."
+            "Bands: 95 %, from the curvature of the likelihood, with every row counted alike"
+            f"{', ' if run.shapes_said else ''}{run.shapes_said}."
         )
     if first.own:
         most = len(run.clients) > MOST_OWN
@@ -198,7 +196,7 @@ def forest(run: RunRecord) -> Figure | None:
     if not rows:
         return None
     title = f"{ratios} ratio" if ratios else f"adds to {run.task.adds_to}"
-    but = " but for pairs" if run.split_inference else ""
+    but = " but for pairs" if any(" × " in column for column in known) else ""
     scale: Spec = {"type": "log", "nice": False, "padding": 10} if ratios else LOOSE
     called = [str(row["client"]) for row in rows]
     y = vega.named(called, labelExpr=MIDDLE, labelLimit={"expr": ROOM})
