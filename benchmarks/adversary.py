@@ -596,7 +596,8 @@ def place(point: Point, cohort, random, clients):
             None,
         )
     losses = cohort.gradients(x).losses
-    if not np.all(np.abs(losses) < TOO_LARGE):
+    flat = not cohort.constants().smoothness.any()  # such as Cox's of one row: nothing to train
+    if flat or not np.all(np.abs(losses) < TOO_LARGE):
         return near, None, None
     objective = objective_of(point, losses, random)
     if not np.isfinite(objective.support(losses)):
