@@ -1,23 +1,28 @@
 r"""How often do 95 % intervals of `sp.coefficients` cover the truth? Writes benchmarks/COVERAGE.md.
 
-Twelve designs of simulated tables: u_i ~ N(x, T) with known x and T, rows from the model's own
+Thirteen designs of simulated tables: u_i ~ N(x, T) with known x and T, rows from the model's own
 distribution. Counted are slopes and the intercept of x, and every client's own intercept, in the
 mean over clients. A cell fails where its coverage is outside its limits (93 to 97 %, with fewer
 than ten clients 92 to 99 %) by more than a Monte Carlo error of all cells together allows
 (Bonferroni, 5 %). Columns are given: what choosing them by the same rows costs is not in here.
 
-    OMP_NUM_THREADS=1 python benchmarks/coverage.py --tables 2000 --workers 2
+    python benchmarks/coverage.py --tables 2000 --workers 2
+
+Workers share the tables of all designs. What they find is appended to `coverage.jsonl` beside the
+page, and a run that was killed goes on from there; remove that file to begin anew.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
+import os
 import time
-from collections.abc import Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +30,7 @@ from numpy.typing import NDArray
 from scipy.special import expit, ndtri
 
 import scaffpd as sp
+from scaffpd.errors import InputError
 
 Array = NDArray[np.float64]
 PAGE = Path(__file__).with_name("COVERAGE.md")
@@ -32,6 +38,8 @@ CELLS = ("slopes", "intercept", "own intercepts")
 TRUTH = np.array([1.0, -0.5, 0.5])  # the intercept last
 LIMITS = {True: (92.0, 99.0), False: (93.0, 97.0)}  # with fewer than ten clients; with more
 ALPHA = 0.05  # of one false alarm among all cells
+CUT = 1.0  # between the last two of three ordered categories
+TOGETHER = 10  # tables of a job
 
 
 @dataclass(frozen=True)
@@ -65,6 +73,9 @@ class Design:
         if self.loss == "poisson":
             mean = sp.Linear("poisson").means(z[:, None])[:, 0]
             return rng.poisson(mean).astype(float)
+        if self.loss == "ordinal":
+            latent = z + rng.logistic(size=len(z))
+            return (latent > 0) + (latent > CUT) * 1.0
         time = rng.exponential(size=len(z)) * np.exp(-z)
         end = 2 * rng.exponential(size=len(z))
         return np.column_stack([np.minimum(time, end), time <= end])
@@ -73,20 +84,26 @@ class Design:
         """Return the shares of slopes, of intercepts and of own intercepts that are covered."""
         clients, u = self.drawn(np.random.default_rng([seed, self.clients, self.rows]))
         cox = self.loss == "cox"
-        model = sp.Linear(self.loss, 0.0, intercept=not cox)
-        found = sp.coefficients(sp.Cohort(clients, model), effects=self.effects)
-        rows = zip(found.table(), TRUTH, strict=False)
+        classes = 3 if self.loss == "ordinal" else None
+        model = sp.Linear(self.loss, 0.0, intercept=not cox, classes=classes)
+        counted = [1.0, math.nan if cox else 1.0, 1.0 if self.intercept and not cox else math.nan]
+        try:
+            found = sp.coefficients(sp.Cohort(clients, model), effects=self.effects)
+        except InputError:  # no interval covers nothing
+            return [0.0 * one for one in counted]
+        table = found.table()
+        rows = zip([*table[:2], table[-1]], TRUTH, strict=True)
         hits = [row["low"] <= x <= row["high"] for row, x in rows]
-        own = math.nan
-        if self.intercept and not cox:
-            tables = (found.table(name)[2] for name in found.clients)
-            rows = zip(tables, u[:, 2], strict=True)
-            own = np.mean([row["low"] <= x <= row["high"] for row, x in rows])
-        return [float(np.mean(hits[:2])), math.nan if cox else float(hits[2]), float(own)]
+        tables = (found.table(name)[-1] for name in found.clients)
+        rows = zip(tables, u[:, 2], strict=True)
+        own = [row["low"] <= x <= row["high"] for row, x in rows]
+        means = np.mean(hits[:2]), hits[2], np.mean(own)
+        return [float(one * mean) for one, mean in zip(counted, means, strict=True)]
 
     @property
     def words(self) -> str:
-        what = {"poisson": "counts", "cox": "Cox"}.get(self.loss, self.loss)
+        named = {"poisson": "counts", "cox": "Cox", "ordinal": "ordered labels"}
+        what = named.get(self.loss, self.loss)
         kind = self.effects or "by evidence"
         columns = ", columns of clients" if self.constant == 2 else ""
         columns = ", a column of clients" if self.constant == 1 else columns
@@ -108,6 +125,7 @@ DESIGNS = (
     Design("logistic", 12, 30, 0.7, effects="intercepts"),
     Design("logistic", 20, 40, 0.5, 0.5, effects="slopes"),
     Design("poisson", 8, 10, 0.7, effects="intercepts"),
+    Design("ordinal", 12, 20, 0.7, effects="intercepts"),
     Design("cox", 6, 40, effects="fixed"),
 )
 
@@ -121,10 +139,11 @@ def verdict(mean: float, error: float, few: bool, cells: int) -> str:
     return "**too high**" if mean > high + slack else ""
 
 
-def rows(results: Sequence[Array]) -> Iterable[str]:
+def rows(results: Mapping[int, Array]) -> Iterable[str]:
     """Write a line for every design: coverage in percent with its Monte Carlo error."""
-    cells = sum(int(np.isfinite(found).any(0).sum()) for found in results)
-    for design, found in zip(DESIGNS, results, strict=True):
+    cells = cells_of(results)
+    for k, found in sorted(results.items()):
+        design = DESIGNS[k]
         texts = []
         for values in found.T:
             if np.isnan(values).all():
@@ -139,34 +158,65 @@ def rows(results: Sequence[Array]) -> Iterable[str]:
         yield f"| {design.words} | {len(found)} | {' | '.join(texts)} |"
 
 
+def cells_of(results: Mapping[int, Array]) -> int:
+    return sum(int(np.isfinite(found).any(0).sum()) for found in results.values())
+
+
+def job(number: int, first: int, last: int) -> tuple[int, dict[int, list[float]], float]:
+    """Return the number of a design, what its tables from `first` to `last` cover, and seconds."""
+    began = time.process_time()
+    found = {seed: DESIGNS[number].covered(seed) for seed in range(first, last)}
+    return number, found, time.process_time() - began
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tables", type=int, default=2000, help="simulated tables a design")
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=math.inf, help="stop designs early")
     parser.add_argument("--page", type=Path, default=PAGE)
     chosen = parser.parse_args()
-    results = []
-    with ProcessPoolExecutor(chosen.workers) as pool:
-        for design in DESIGNS:
-            began = time.perf_counter()
-            found: list[list[float]] = []
-            while len(found) < chosen.tables:
-                if time.perf_counter() - began > chosen.seconds / len(DESIGNS):
-                    break
-                ahead = range(len(found), min(len(found) + 20 * chosen.workers, chosen.tables))
-                found += pool.map(partial(Design.covered, design), ahead, chunksize=5)
-            results.append(np.array(found))
-            print(f"{design.words}: {time.perf_counter() - began:.0f} s", flush=True)
-    table = "\n".join(rows(results))
-    command = f"python benchmarks/coverage.py --tables {chosen.tables}"
-    if chosen.seconds < math.inf:
-        command += f" --seconds {chosen.seconds:g}"
-    cells = sum(int(np.isfinite(found).any(0).sum()) for found in results)
-    failed = table.count("**")
-    page = f"""# Coverage of 95 % intervals
+    kept = chosen.page.with_suffix(".jsonl")
+    results: dict[int, dict[int, list[float]]] = {k: {} for k in range(len(DESIGNS))}
+    seconds = dict.fromkeys(results, 0.0)
 
-`{command}` simulates tables whose coefficients are known, and counts how often the intervals of `sp.coefficients` cover them: of the slopes and the intercept x, and of the clients' own intercepts in the mean over clients. Monte Carlo errors stand beside the numbers. Limits are 93 to 97 %, with fewer than ten clients 92 to 99 %; a cell fails where it is outside by more than chance in any of the {cells} cells allows (Bonferroni, 5 %). {failed // 2} of {cells} cells fail.
+    def seen(line: str) -> None:
+        number, found, spent = json.loads(line)
+        results[number] |= {int(seed): values for seed, values in found.items()}
+        seconds[number] += spent
+
+    if kept.exists():
+        for line in kept.read_text(encoding="utf-8").splitlines():
+            seen(line)
+    jobs = [
+        (k, first, min(first + TOGETHER, chosen.tables))
+        for first in range(0, chosen.tables, TOGETHER)
+        for k in results
+        if first not in results[k]
+    ]
+    os.environ["OMP_NUM_THREADS"] = "1"  # of workers, which start anew
+    with ProcessPoolExecutor(chosen.workers, get_context("spawn")) as pool:
+        for done in as_completed([pool.submit(job, *each) for each in jobs]):
+            line = json.dumps(done.result())
+            with kept.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+            seen(line)
+            chosen.page.write_text(page(results, chosen.tables), encoding="utf-8")
+    for k, spent in seconds.items():
+        print(f"{DESIGNS[k].words}: {spent:.0f} CPU seconds, {spent / len(results[k]):.2f} a table")
+    print(f"{sum(seconds.values()) / 60:.1f} CPU minutes")
+    chosen.page.write_text(page(results, chosen.tables), encoding="utf-8")
+    print(chosen.page.read_text(encoding="utf-8"))
+    kept.unlink()
+
+
+def page(results: Mapping[int, Mapping[int, list[float]]], tables: int) -> str:
+    """Return the page of what is known."""
+    known = {k: np.array([*found.values()]) for k, found in results.items() if found}
+    table = "\n".join(rows(known))
+    cells = cells_of(known)
+    return f"""# Coverage of 95 % intervals
+
+`python benchmarks/coverage.py --tables {tables}` simulates tables whose coefficients are known, and counts how often the intervals of `sp.coefficients` cover them: of the slopes and the intercept x, and of the clients' own intercepts in the mean over clients. Monte Carlo errors stand beside the numbers. Limits are 93 to 97 %, with fewer than ten clients 92 to 99 %; a cell fails where it is outside by more than chance in any of the {cells} cells allows (Bonferroni, 5 %). {table.count("**") // 2} of {cells} cells fail.
 
 | design: clients × rows, deviations of intercept and slopes | tables | {" | ".join(CELLS)} |
 |---|--:|--:|--:|--:|
@@ -174,8 +224,6 @@ def main() -> None:
 
 Errors are conditional on the columns: curves, pairs and categories that are chosen by the same rows make intervals too short, and no simulation here chooses any.
 """
-    chosen.page.write_text(page, encoding="utf-8")
-    print(page)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from scipy.special import expit
+from scipy.special import expit, logsumexp, softmax
 
 import naive_evidence
 import scaffpd as sp
@@ -152,6 +152,30 @@ def test_what_has_no_coefficients_is_refused():
     network = sp.Module(torch.nn.Linear(2, 1), "squared", 0.1)
     with refuses("coefficients-not-linear"):
         sp.coefficients(sp.Cohort([(X, expit(X[:, 0]))] * 2, network))
+
+
+def test_own_intercepts_of_counts_integrate_over_the_deviation(monkeypatch):
+    """Eight clients of ten rows, against the posterior on a grid of u, x and deviations."""
+    random = np.random.default_rng(2)
+    y = [random.poisson(np.exp(0.3 + 0.3 * random.standard_normal()), 10) for _ in range(8)]
+    cohort = sp.Cohort([(np.ones((10, 1)), own) for own in y], sp.Linear("poisson"))
+    found = sp.coefficients(cohort, effects="slopes")
+    deviation, x, u = np.arange(0.05, 2.5, 0.1), np.linspace(-1.5, 2.5, 41), np.linspace(-4, 4, 161)
+    likelihood = np.array([own.sum() * u - 10 * np.exp(u) for own in y])
+    far = (u - x[:, None, None]) / deviation[:, None]
+    each = likelihood[:, None, None] - far**2 / 2 - np.log(deviation)[:, None]
+    total = logsumexp(each, axis=-1)
+    weight = softmax(total.sum(0))
+    mean, square = (
+        (weight * (np.exp(each - total[..., None]) * power).sum(-1)).sum((1, 2))
+        for power in (u, u**2)
+    )
+    wanted = np.sqrt(square - mean**2)
+    assert np.abs(found.own[:, 0] - mean).max() < 0.1 * wanted.min()
+    np.testing.assert_allclose(found.own_error[:, 0], wanted, rtol=0.05)
+    monkeypatch.setattr(freedom, "MANY", 0)
+    plugged = sp.coefficients(cohort, effects="slopes")
+    assert (plugged.own_error[:, 0] / wanted).min() < 0.7  # covered 89 %
 
 
 def test_a_table_that_is_there_several_times_is_not_certain():

@@ -6,6 +6,7 @@ import pytest
 
 import scaffpd as sp
 from cases.refusals import refuses
+from scaffpd.algorithms.evidence import Evidence
 
 sm = pytest.importorskip("statsmodels.api")
 FAMILIES = {"squared": "Gaussian", "logistic": "Binomial"}
@@ -242,5 +243,26 @@ def test_a_deviation_that_rows_do_not_tell_is_said():
     alone = sp.coefficients(one, effects="fixed", errors="robust")
     assert "errors from the curvature" in alone.said  # one client has no robust ones
     nothing = [(X, np.zeros(len(X))) for X, _ in clients]
-    with refuses("coefficients-without-maximum"):
-        sp.coefficients(sp.Cohort(nothing, sp.Linear("poisson", intercept=True)), effects="slopes")
+    for effects in ("fixed", "stratified", "slopes"):  # they had errors of 7e10
+        with refuses("coefficients-without-maximum"):
+            counts = sp.Cohort(nothing, sp.Linear("poisson", intercept=True))
+            sp.coefficients(counts, effects=effects)
+
+
+@pytest.mark.parametrize("kind", ["separated", "more columns than rows"])
+def test_what_has_no_integral_ends_soon(kind, monkeypatch):
+    """A lost climb went on for ever, and clients' own deviations were integrated over."""
+    random = np.random.default_rng(0)
+    separated = kind == "separated"
+    clients = []
+    for _ in range(10):
+        X = random.standard_normal((50, 2) if separated else (8, 12))
+        z = 1e9 * X[:, 0] if separated else X[:, 0] + random.logistic(size=8)
+        clients.append((X, (z > 0) * 1.0))
+    asked = []
+    ask = Evidence.ask
+    monkeypatch.setattr(Evidence, "ask", lambda self, *p: asked.append(1) or ask(self, *p))
+    model = sp.Linear("logistic", intercept=True)
+    found = sp.coefficients(sp.Cohort(clients, model), effects="slopes")
+    assert np.isnan(found.estimate[0])
+    assert len(asked) < 200

@@ -42,7 +42,7 @@ def newton(
         evaluate: returns f(v), (n,), and what a step from there has to know.
         step: takes v with that, and returns s and ⟨∇f, s⟩, (n,).
         close: the ⟨∇f, s⟩ of a problem that is done.
-        steps: the most steps; 0 for the usual number.
+        steps: the most steps, and halvings of each; 0 for the usual numbers.
     """
     value, known = evaluate(v)
     slack = max(SLACK, 100 * torch.finfo(value.dtype).eps)
@@ -59,12 +59,13 @@ def newton(
         each = -1, *(1 for _ in v.shape[1:])
         s = torch.where(done.view(each), 0.0, s)
         length = torch.ones_like(value)
-        for _ in range(HALVINGS):
+        for _ in range(steps or HALVINGS):
             ahead = v - length.view(each) * s
             new, there = evaluate(ahead)
             descends = done | small | (new <= value - 1e-4 * length * slope)
             if bool(descends.all()):
                 break
             length = torch.where(descends, length, length / 2)
+        whole = torch.where(descends, whole, WHOLE)  # where nothing descends
         v, value, known = ahead, new, there
     return v, value, known

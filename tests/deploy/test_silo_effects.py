@@ -49,7 +49,8 @@ def alone(path, places):
         pairs = {name: (own.train[0][:, chosen], own.train[1]) for name, own in encoded.items()}
         return sp.Cohort(pairs, shape)
 
-    return estimated(bound, lines, model, tuple(map(str, file.labels or ())), file.model)
+    labels = tuple(map(str, file.labels or ()))
+    return estimated(bound, lines, range(len(lines.mean)), model, labels, file.model)
 
 
 def alike(path, places):

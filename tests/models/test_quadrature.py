@@ -18,6 +18,18 @@ CBPP = """2/14 3/12 4/9 0/5|3/22 1/18 1/21 -|8/22 2/16 0/16 2/20|2/10 0/10 2/9 0
 1/22 1/22 0/18 2/22|0/25 5/27 3/22 1/22|2/10 1/8 0/6 0/5|1/21 2/24 0/19 0/23|
 11/19 0/2 0/3 0/2|1/19 1/15 1/15 0/15"""
 
+# geepack's respiratory (Koch et al. 1990): patients with 0 … 4 good visits, treated first, by
+# whether the status before was good
+VISITS = [[[7, 7, 2, 7, 7], [0, 0, 2, 5, 17]], [[18, 4, 3, 3, 3], [1, 5, 5, 5, 10]]]
+# MASS's epil (Thall & Vail 1990): seizures in 8 weeks before and during placebo | progabide
+SEIZURES = """11/14 11/14 6/11 8/13 66/55 27/22 12/12 52/93 23/22 10/33 52/66 33/30 18/16 42/42
+87/59 50/16 18/6 111/123 18/15 20/16 12/14 9/14 17/13 28/30 55/143 9/6 10/10 47/53 |
+76/42 38/28 19/7 10/13 19/19 24/11 31/74 14/20 11/10 67/24 41/29 7/4 22/6 13/12 46/65
+36/26 38/39 7/7 36/32 11/3 151/302 22/13 41/26 32/10 56/70 24/13 16/15 22/51 25/6 13/0 12/10"""
+# ordinal's wine (Randall 1989): a judge's bitterness of two cold bottles, two with contact of
+# juice and skins, two warm ones, and two with both
+BITTER = """23344455 12132354 23325544 32323253 23433333 32322454 11222323 22233334 12323244"""
+
 
 def herds():
     found = []
@@ -52,8 +64,8 @@ def bernoulli(z, y):
     return y * z - np.logaddexp(0, z)
 
 
-def fitted(clients, loss="logistic"):
-    cohort = sp.Cohort(clients, sp.Linear(loss, intercept=True))
+def fitted(clients, loss="logistic", **options):
+    cohort = sp.Cohort(clients, sp.Linear(loss, intercept=True, **options))
     return sp.coefficients(cohort, effects="intercepts", restricted=False)
 
 
@@ -69,6 +81,63 @@ def test_herds_are_those_of_glmer():
     np.testing.assert_allclose(found.estimate, published, rtol=0.02)
     np.testing.assert_allclose(found.error, [0.3032, 0.3228, 0.4220, 0.2312], rtol=0.02)
     assert found.between[3] == pytest.approx(0.6421, rel=0.02)
+
+
+def respiratory():
+    """outcome ~ treat + baseline + (1 | id), binomial"""
+    clients = [
+        (np.tile([placebo, before], (4, 1)), np.arange(4) < good)
+        for placebo, baselines in enumerate(VISITS)
+        for before, numbers in enumerate(baselines)
+        for good, number in enumerate(numbers)
+        for _ in range(number)
+    ]
+    found = fitted(clients)
+    return [*found.estimate, found.between[2]], found.error
+
+
+def epilepsy():
+    """y ~ trt + post + trt:post + offset(log(weeks)) + (1 | subject), poisson"""
+    clients = []
+    for treated, words in enumerate(SEIZURES.split("|")):
+        for one in words.split():
+            y = np.array([*map(float, one.split("/"))])
+            X = np.array([[treated, post, treated * post] for post in (0, 1)])
+            clients.append((X, np.column_stack([y, [8, 8]])))
+    found = fitted(clients, "poisson", exposed=True)
+    return [*found.estimate, found.between[3]], found.error
+
+
+def wine():
+    """rating ~ temp + contact + (1 | judge)"""
+    X = np.repeat([[0, 0], [0, 1], [1, 0], [1, 1]], 2, axis=0)
+    clients = [(X, np.array([*map(int, judge)]) - 1) for judge in BITTER.split()]
+    found = fitted(clients, "ordinal", classes=5)
+    cuts = -found.estimate[5] + np.append(0, np.cumsum(found.estimate[2:5]))
+    return [*found.estimate[:2], *cuts, found.between[5]], found.error[[0, 1, 5]]
+
+
+# R 4.2.2's lme4 1.1-31 (glmer, optimizer bobyqa) and ordinal 2022.11-16 (clmm), both with nAGQ = 25
+REFERENCES = {
+    respiratory: ([-2.0280526, 3.2419433, 0.0608621, 2.05821], [0.542292, 0.587781, 0.411480]),
+    epilepsy: (
+        [-0.0244352, 0.1087191, -0.1016016, 1.0331816, 0.780025],
+        [0.2105772, 0.0469114, 0.0650712, 0.1526221],
+    ),
+    wine: (
+        [3.06189, 1.83343, -1.62349, 1.51280, 4.22705, 6.08615, 1.13478],
+        [0.595076, 0.512171, 0.683385],
+    ),
+}
+
+
+@pytest.mark.parametrize("study", REFERENCES, ids=lambda study: study.__name__)
+def test_studies_are_those_of_lme4_and_ordinal(study):
+    estimates, errors = study()
+    wanted, their_errors = REFERENCES[study]
+    least = 0.02 * np.append(their_errors, np.zeros(len(wanted) - len(their_errors)))
+    assert (np.abs(np.subtract(estimates, wanted)) < 0.02 * np.abs(wanted) + least).all()
+    np.testing.assert_allclose(errors, their_errors, rtol=0.02)
 
 
 def patients(random, N=111, m=4):

@@ -13,8 +13,10 @@ from cases.refusals import refuses
 from cases.runs import asked, patients, prepared
 from scaffpd import cli
 from scaffpd.pipeline.judging import effects
+from scaffpd.program.prepare import Source
 from scaffpd.program.train import check_asked
 from scaffpd.report import page as report
+from scaffpd.settings.run import RunConfig
 
 statsmodels = pytest.importorskip("statsmodels.api")
 
@@ -106,3 +108,81 @@ def test_effects_are_those_that_one_asks_for(tmp_path):
         assert rows[name]["error"] == pytest.approx(peer.bse[k] / scale[k], rel=0.02)
     with refuses("unknown-name"):
         check_asked(asked(file, model={"reference": ["sex=x"]}), found)
+
+
+def interacting(path, random, n, columns=3, size=2.0, **data):
+    """Three sites with subjects of four rows; of columns of 0 and 1 every two act together."""
+    X = random.integers(0, 2, (n, columns))
+    y = X.sum(1) + size * (X.sum(1) ** 2 - X.sum(1)) / 2 + random.standard_normal(n)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["hospital", *(f"c{j}" for j in range(columns)), "who", "outcome"])
+        for i in range(n):
+            writer.writerow([i // 4 % 3, *X[i], f"p{i // 4}", round(y[i], 4)])
+    data |= {"file": str(path), "client": "hospital", "target": "outcome", "split_by": "who"}
+    model = {"effects": "fixed", "split_inference": True}
+    return RunConfig.of({"data": data, "model": model, "training": {"splits": 0}}, path.name)
+
+
+def test_the_half_that_chooses_is_not_the_one_that_is_estimated(tmp_path):
+    """Subjects are in one of them, and outcomes of the other have no part in what is chosen."""
+    file = tmp_path / "table.csv"
+    config = interacting(file, np.random.default_rng(0), 480)
+    one, rows = Source(config).halves()
+    assert one.encoding.schema["pairs"]
+    assert [len(y) for _, y in one.train] == [len(y) for _, y in rows.train] == [80] * 3
+    lines = file.read_text().splitlines()
+    for site, own in enumerate(one.sites.rows):
+        theirs = [k for k, line in enumerate(lines) if line.startswith(f"{site},")]
+        subjects = np.array([lines[k].split(",")[-2] for k in theirs])
+        assert not set(subjects[own.held]) & set(subjects[~own.held])
+        for k in np.array(theirs)[own.held]:
+            lines[k] = lines[k].rpartition(",")[0] + f",{k % 7}"
+    file.write_text("\n".join(lines))
+    again, others = Source(config).halves()
+    assert again.encoding.schema == one.encoding.schema
+    before, after = (effects(half, config.model, pairs=True) for half in (one, again))
+    np.testing.assert_allclose(before.estimate, after.estimate)
+    before, after = (effects(half, config.model, pairs=True) for half in (rows, others))
+    assert np.abs(before.estimate - after.estimate).max() > 0.5
+    assert before.estimate[-2] == pytest.approx(2.0, abs=4 * before.error[-2])  # c1 × c2
+
+
+def test_the_page_says_which_rows_chose(tmp_path):
+    file = patients(tmp_path / "patients.csv", number=False)
+    out = tmp_path / "run"
+    words = ["train", str(file), "--client", "hospital", "--target", "outcome", "--splits", "0"]
+    words += ["--objective", "Average"]
+    assert cli.run([*words, "--out", str(out)]) == 0
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "conditional on curves and pairs chosen by the same rows" in page
+    assert "conditional on that choice by the same rows" in page  # of the kind of effects
+    assert cli.run([*words, "--out", str(out), "--split-inference", "--fresh"]) == 0
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "conditional on" not in page
+    assert "of rows that chose no curve and no pair" in page
+    run = json.loads((out / "run.json").read_text())
+    assert run["effects_said"].endswith(
+        "Of 120 rows; 120 others chose columns, curves, pairs and which effects."
+    )
+    assert {sum(one["rows"]) for one in run["shapes"]} == {120}
+    assert cli.run(["train", "hospitals", "--split-inference", "--out", str(out)]) == 2
+
+
+@pytest.mark.long
+def test_pairs_are_covered_by_rows_that_have_not_chosen_them(tmp_path):
+    """Of rows that choose them they are too large: the winner's curse."""
+    random = np.random.default_rng(0)
+    naive: list[bool] = []
+    split: list[bool] = []
+    for _ in range(100):
+        for hits, n in ((naive, 1200), (split, 2400)):
+            config = interacting(tmp_path / "table.csv", random, n, 10, 0.3, test=0.0)
+            source = Source(config)
+            rows = source.prepared() if hits is naive else source.halves()[1]
+            found = effects(rows, config.model, pairs=True).table()
+            pairs = [row for row in found if " × " in str(row["column"])]
+            hits += [row["low"] < 0.3 < row["high"] for row in pairs]
+    assert min(len(naive), len(split)) >= 8
+    assert np.mean(naive) < 0.5
+    assert np.mean(split) > 0.75

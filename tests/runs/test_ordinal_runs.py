@@ -54,11 +54,14 @@ def test_a_table_becomes_models_scores_and_odds_ratios(place, capsys):
 
 
 def test_numbers_have_their_order(place, capsys):
-    line = LINE.replace("state", "grade").replace("--curves off", "--curves on")
+    line = LINE.replace("state", "grade").replace(" --curves off", "")
     ran(f"{line} --drop state --out run", capsys)
     run = RunRecord.read(place / "run")
     assert run.labels == ["1", "2", "3"]
-    assert [one.label for one in run.shapes] == [""]  # one curve, whatever the category
+    (shape,) = run.shapes  # one curve, not one for every label
+    assert shape.column == "age"
+    assert shape.shared[-1] - shape.shared[0] > 1
+    assert "of a higher category" in (place / "run/report.html").read_text()
     assert refusal(f"{line} --drop state --order 1,2,3 --out other") == "order-of-texts"
 
 

@@ -93,7 +93,7 @@ class Climb(ABC):
             residual[:, :-1][full[:, :-1] & (residual[:, :-1] > 0)] = 0.0
             # (a − b)/2 is the slope of log E, so this is what a round can gain
             active = np.abs((a - b) * residual).sum(1) / 2 + self.decrease >= tol
-            if self.rounds == LIMIT or not active.any():
+            if self.rounds >= LIMIT or not active.any():
                 return
             # A step that has lost evidence was too long. A flat x that rows separate is anywhere,
             # and with it the evidence, which then tells nothing about the step.

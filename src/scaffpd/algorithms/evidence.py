@@ -270,7 +270,8 @@ class Evidence:
             start = point.question
             return -point.step[None], X.new_tensor([2 * point.decrease])
 
-        return newton(x[None], evaluate, step, 2 * close, FEW if self.means else 0)[2]
+        few = FEW if self.means and prior.tau.any() else 0
+        return newton(x[None], evaluate, step, 2 * close, few)[2]
 
     def moments(self, point: ModePoint) -> tuple[Vector, Vector, Vector]:
         """Return `size`, `freedom` and `residual` of a `Climb`, after the Newton step."""
@@ -392,7 +393,7 @@ def climbed(
     if max(more) > 0:
         best.run(rough)
     for side in (1, 0):
-        if more[side] > 0:
+        if more[side] > 0 and not best.point.lost:
             other = best.split(side, single)
             other.run(rough)
             if other.evidence[0] - best.evidence[0] > worth * more[side]:

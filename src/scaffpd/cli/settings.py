@@ -23,7 +23,7 @@ SETTINGS: Mapping[str, Tables] = {  # by command
 BUT: Mapping[str, Sequence[str]] = {
     "path": (
         *("kappa", "personal", "splits", "groups"),
-        *("effects", "errors", "reference"),
+        *("effects", "errors", "reference", "split_inference"),
     )
 }
 

@@ -169,7 +169,7 @@ def _effects(sites: SiloSites, found: Record) -> CoefficientTable | None:
     check_size((d * model.outputs_each) ** 2, len(sites.names))
     labels = tuple(map(str, terms.labels or ()))
     bound = partial(sites.federation, lines)
-    return estimated(bound, lines, model, labels, terms.model)
+    return estimated(bound, lines, range(len(lines.mean)), model, labels, terms.model)
 
 
 def beside_mode(ready: Ready) -> StartPoint:

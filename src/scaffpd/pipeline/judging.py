@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scaffpd.algorithms.evidence import INTERCEPT
-from scaffpd.data.tabular.agree import Schema, encoded_features
+from scaffpd.data.tabular.agree import Schema, encoded_features, of_pairs
 from scaffpd.data.tabular.columns import CATEGORY
 from scaffpd.errors import InputError, unknown
 from scaffpd.federation import Federation
@@ -71,6 +71,7 @@ class Judged:
         shapes: curves of numbers, those that are spread most first.
         hazards: whether effects on times to an event are the same at all times.
         newcomers: which one model serves a site that joins later, where that is asked.
+        split: whether effects, curves and the test of hazards are of rows that chose nothing.
     """
 
     rows: Prepared
@@ -80,6 +81,7 @@ class Judged:
     shapes: Sequence[Shape] = ()
     hazards: ProportionalHazards | None = None
     newcomers: Newcomers | None = None
+    split: bool = False
 
 
 def held_out_scores(
@@ -191,11 +193,18 @@ def lines_of(encoding: Encoding) -> tuple[Encoding, list[int]]:
     return Encoding(schema, encoding.mean[found], encoding.deviation[found]), found
 
 
-def effects(prepared: Prepared, asked: PersonalEffects) -> CoefficientTable | None:
-    """Estimate lines and categories of a table, without curves; `None` where that cannot be."""
-    if prepared.schema is None or prepared.numbers > MOST_NUMBERS:
+def effects(
+    prepared: Prepared, asked: PersonalEffects, pairs: bool = False
+) -> CoefficientTable | None:
+    """Estimate lines and categories of a table, without curves, and `pairs` where they are asked
+    for, with the steps that these are made of; `None` where that cannot be.
+    """
+    schema = prepared.schema
+    if schema is None or prepared.numbers > MOST_NUMBERS:
         return None
-    lines, chosen = lines_of(prepared.encoding)
+    more = of_pairs(schema) if pairs else set()
+    encoded = encoded_features(schema)
+    chosen = [j for j, one in enumerate(encoded) if not one.step or one.name in more]
     named = prepared.differing(asked.personal)
     places = {j: k for k, j in enumerate(chosen)} | {INTERCEPT: INTERCEPT}
     differ = None if named is None else [places[j] for j in named if j in places]
@@ -204,38 +213,40 @@ def effects(prepared: Prepared, asked: PersonalEffects) -> CoefficientTable | No
         rows = [(np.asarray(X)[:, chosen], y) for X, y in prepared.train]
         return Cohort(rows, Personal(shape, 1.0, differ), prepared.names)
 
-    labels = prepared.labels
-    return estimated(bound, lines, prepared.model, labels, asked, prepared.unit, prepared.centre)
+    about = prepared.encoding, chosen, prepared.model, prepared.labels, asked
+    return estimated(bound, *about, prepared.unit, prepared.centre)
 
 
 def estimated(
     bound: Callable[[Linear], Federation],
-    lines: Encoding,
+    encoding: Encoding,
+    chosen: Sequence[int],
     model: Linear,
     labels: Sequence[str],
     asked: EffectSettings,
     unit: float = 1.0,
     centre: float = 0.0,
 ) -> CoefficientTable | None:
-    """Estimate the effects of encoded columns; `None` where that cannot be.
+    """Estimate the effects of the chosen encoded columns; `None` where that cannot be.
 
     The intercept is that of a row with the mean of every column; a category is the difference from
     the mean over rows, or from a category of one's choice. Of numbers, both are in units of the
     target; of labels, in log-odds, of several against the first; of times to an event, it is a
     logarithm of hazard ratios.
     """
-    encoded = encoded_features(lines.schema)
+    every = encoded_features(encoding.schema)
+    encoded = [every[j] for j in chosen]
     others = labels[1:] if len(labels) > 2 and not model.ordered else ()
     if len(encoded) * max(len(others), 1) > MOST_EFFECTS:
         return None
     groups = [one.group for one in encoded]
     last = list(model.beyond)
-    categorical = _categorical(lines.schema)
+    categorical = _categorical(encoding.schema)
     L = level_contrast(
         [*(group if group in categorical else "" for group in groups), *[""] * len(last)],
-        np.append(lines.mean, [1.0] * len(last)),
-        np.append(lines.deviation, [1.0] * len(last)),
-        reference_levels(lines.schema, asked.reference),
+        np.append(encoding.mean[chosen], [1.0] * len(last)),
+        np.append(encoding.deviation[chosen], [1.0] * len(last)),
+        [chosen.index(j) for j in reference_levels(encoding.schema, asked.reference)],
     )
     kind = None if asked.effects == AUTO else asked.effects
     federation = bound(replace(model, l2=0.0, groups=tuple(groups)))

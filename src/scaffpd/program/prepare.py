@@ -24,7 +24,7 @@ from scaffpd.models.linear import nearly_free
 from scaffpd.numbers import several
 from scaffpd.pipeline.columns import Plan, agreed, with_dispersion
 from scaffpd.pipeline.prepared import Prepared
-from scaffpd.pipeline.sites import SitesHere
+from scaffpd.pipeline.sites import SitesHere, Splits
 from scaffpd.privacy.counts import SHARE, PrivateCounting
 from scaffpd.privacy.noise import secret_bytes
 from scaffpd.privacy.private import RIDGE, private_ridge
@@ -70,6 +70,17 @@ class Source:
         if isinstance(self.config.data, TableSettings):
             return _encoded(self.config, self._table, seed, secret, left)
         return _hospitals(self.config, self.config.data, seed)
+
+    def halves(self) -> tuple[Prepared, Prepared]:
+        """Return one half of every client's rows, which agree on columns, and the other half,
+        encoded as these say; whole groups of --split-by.
+        """
+        table = self._table
+        source = table.source.model_copy(update={"test": 0.5})
+        seed = self.config.training.seed
+        one = _encoded(self.config, replace(table, source=source), seed, None)
+        rows = Splits(one.test, [])
+        return one, replace(one, sites=replace(one.sites, encoded=[(one.encoding, rows)]))
 
 
 def _encoded(

@@ -37,6 +37,7 @@ from scaffpd.report.folder import SECRET, Kind, RunFolder, reading, title
 from scaffpd.report.recording import record
 from scaffpd.settings.run import RunConfig
 from scaffpd.settings.tables import AUTO
+from scaffpd.study.coefficients import CoefficientTable
 from scaffpd.study.gains import Joining
 from scaffpd.study.joining import joining, joint_mode
 from scaffpd.study.newcomers import Newcomers
@@ -78,6 +79,10 @@ def check_asked(config: RunConfig, prepared: Prepared) -> None:
             "no-personal-models",
             "--kappa and --personal are for personal models: they need several clients, a model "
             "without noise, and --splits above 0.",
+        )
+    if config.model.split_inference and (config.privacy is not None or config.table is None):
+        raise InputError(
+            "split-inference-without-table", "--split-inference needs a table, and no noise."
         )
     prepared.differing(config.model.personal)
     reference_levels(prepared.schema, config.model.reference)
@@ -152,6 +157,29 @@ def _joining(config: RunConfig, prepared: Prepared, models: Sequence[Trained] = 
         task=prepared.task,
         known={one.name: one.result for one in models if one.name in (AVERAGE, FAIR, PERSONAL)},
     )
+
+
+def inferred(
+    config: RunConfig, prepared: Prepared, one: Prepared, rows: Prepared
+) -> tuple[Prepared, CoefficientTable | None, Sequence[Trained]]:
+    """Return rows that have chosen nothing, their effects, and an average model of them: columns,
+    curves, pairs, strengths and the kind of effects are chosen by one half.
+    """
+    if one.exposure and prepared.exposure:  # effects are for the usual exposure of the run
+        rows = replace(rows, centre=float(np.log(prepared.exposure[1] / one.exposure[1])))
+    asked = config.model
+    chosen = effects(one, asked, pairs=True)
+    if asked.effects == AUTO and not asked.personal and chosen is not None:
+        asked = asked.model_copy(update={"effects": chosen.kind})
+    table = effects(rows, asked, pairs=True)
+    if table is not None:
+        n, m = (sum(len(y) for _, y in half.train) for half in (one, rows))
+        said = f" Of {m:,} rows; {n:,} others chose columns, curves, pairs and which effects."
+        table = replace(table, said=table.said + said)
+    ready = settle(one.encoding, one.sites, one.model)
+    contest = Contest(AVERAGE, ready.model, Fair(Average()), tol=AUTO)
+    settings = Settings(one.encoding, [contest], rounds=config.training.rounds)
+    return rows, table, run(settings, rows.sites, "scored").models
 
 
 def contestants(config: RunConfig) -> list[tuple[str, str, Algorithm]]:
@@ -246,6 +274,7 @@ def one_run(kind: Kind, config: RunConfig, place: Path, fresh: bool, screen: Scr
     prepared = source.prepared(secret=noise_secret(place) if going_on else None)
     config = config.counting([len(y) for _, y in prepared.train])
     check_asked(config, prepared)
+    halves = source.halves() if kind == "train" and config.model.split_inference else None
     ready = settle(prepared.encoding, prepared.sites, prepared.model)
     config = settled(config, ready.federation)
     screen.say(f"{prepared.about}; {len(prepared.names)} clients", *prepared.remarks)
@@ -271,10 +300,16 @@ def one_run(kind: Kind, config: RunConfig, place: Path, fresh: bool, screen: Scr
         screen.phase("Scoring the models on held-out rows")
         scores = held_out_scores(prepared, found.models, joining)
         if kind == "train" and config.privacy is None:
-            table = effects(prepared, config.model)
-            curves = shapes(prepared, found.models, joining)
-            tested = hazards(prepared)
-        return replace(found, own=Judged(prepared, joining, scores, table, curves, tested, late))
+            rows, models = prepared, found.models
+            if halves:
+                screen.phase("Choosing by one half of the rows, and estimating on the other")
+                rows, table, models = inferred(config, prepared, *halves)
+            else:
+                table = effects(rows, config.model)
+            curves = shapes(rows, models, "" if halves else joining)
+            tested = hazards(rows)
+        own = Judged(prepared, joining, scores, table, curves, tested, late, bool(halves))
+        return replace(found, own=own)
 
     with folder.opened(kind, config, fresh):
         found = run(

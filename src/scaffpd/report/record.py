@@ -267,6 +267,7 @@ class RunRecord(RecordPart):
     effects_said: str = ""  # which model they are of, and whose errors
     between_share: Number = None  # of the variance around the effects, for numbers
     shapes: list[Shape] = []  # curves of columns, those that are spread most first
+    shapes_said: str = ""  # which rows have chosen them
     # of Cox's model, part by part of the events: the effects of columns over time, and their test
     hazards: list[HazardRow] = []
     events: list[EventRecord] = []

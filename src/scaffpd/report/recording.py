@@ -39,6 +39,8 @@ MOST_LABELS = 12  # that are named among the settings
 Cell = str | int | float | bool | None
 Row = dict[str, Cell]
 Part = TypeVar("Part", bound=RecordPart)
+APART = "of rows that chose no curve and no pair"
+SAME = "conditional on curves and pairs chosen by the same rows"
 
 
 def record(
@@ -73,6 +75,7 @@ def record(
         newcomers=found.own.newcomers,
         **({} if effects is None else _effects(effects, prepared)),
         shapes=found.own.shapes,
+        shapes_said=APART if found.own.split else SAME,
         hazards=_hazards(found.own.hazards),
         settings=_settings(prepared),
         config=config,

@@ -85,6 +85,9 @@ class ModelSettings(SettingsTable):
     """Standard errors of effects: by the model, or robust, clustered by client."""
     reference: key.Texts = ()
     """Categories that others are compared with: sex=f,stage=I; left out, the mean over rows."""
+    split_inference: bool = False
+    """Choose curves, pairs and strengths on one half of the rows, and estimate effects and errors
+    on the other."""
 
 
 class TrainingSettings(SettingsTable):

@@ -47,6 +47,8 @@ from scaffpd.training.metrics import Array
 from scaffpd.training.settling import groups_of
 
 NO_LIKELIHOOD = "coefficients-without-maximum"
+SINGULAR = np.linalg.LinAlgError, torch.linalg.LinAlgError  # type: ignore[attr-defined]
+NO_MAXIMUM = "The likelihood has no maximum: all outcomes are alike, or columns separate them."
 FIELDS = ("estimate", "error", "low", "high", "between")
 FIXED, STRATIFIED, INTERCEPTS, SLOPES = EFFECTS = ("fixed", "stratified", "intercepts", "slopes")
 COLUMNS = "columns"  # those that a `Personal` names
@@ -69,6 +71,7 @@ CLEAR = 0.01  # nats below which evidence is the same
 MOST_NAMED = 5  # columns in a sentence
 UNKNOWN = 1e-4  # of the variance that x may have: with more of it, rows say nothing
 FULL = 0.999  # of the largest deviation that is looked at
+NO_COUNTS = 1e9  # rows for every count
 FEW = 10  # rows a client, for each coefficient that differs, below which Laplace is poor
 
 
@@ -90,6 +93,7 @@ class CoefficientTable:
             them.
         own_freedom: degrees of freedom of their intervals.
         said: which model it is, whose errors, and what to be careful about.
+        kind: of effects.
     """
 
     names: tuple[str, ...]
@@ -103,6 +107,7 @@ class CoefficientTable:
     own_error: Array = field(repr=False)
     own_freedom: float = field(default=np.inf, repr=False)
     said: str = ""
+    kind: str = ""
 
     def table(self, client: str | None = None) -> list[dict[str, str | float]]:
         """Return a row for every column: estimate, standard error, interval, and between clients;
@@ -192,22 +197,19 @@ def coefficients(
         asked = ""
     with limit_threads(cohort.channel.work):
         kinds = (asked,) if asked else (FIXED, INTERCEPTS, SLOPES)
-        try:
-            fits = [_fitted(cohort, kind, groups, columns, restricted) for kind in kinds]
-        except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
-            raise InputError(
-                NO_LIKELIHOOD,
-                "The likelihood has no maximum: all outcomes are alike, or columns separate them.",
-            ) from error
-        best = fits[0]
-        for fit in fits[1:]:
-            best = fit if fit.worth > best.worth + CLEAR else best
         L: Array = np.eye(len(names), dtype=np.float64) if contrast is None else contrast
         if labels > 1:
             less = np.column_stack([-np.ones(labels - 1), np.eye(labels - 1)])
             L = np.kron(L, less).astype(np.float64)
             names = [f"{name}: {k}" for name in names for k in range(1, labels)]
-        return best.table(L, names, labels, shift, errors, not asked)
+        try:
+            fits = [_fitted(cohort, kind, groups, columns, restricted) for kind in kinds]
+            best = fits[0]
+            for fit in fits[1:]:
+                best = fit if fit.worth > best.worth + CLEAR else best
+            return best.table(L, names, labels, shift, errors, not asked)
+        except SINGULAR as error:
+            raise InputError(NO_LIKELIHOOD, NO_MAXIMUM) from error
 
 
 class _Fit(NamedTuple):
@@ -249,7 +251,7 @@ class _Fit(NamedTuple):
             tau[-1] = between.mean()
         unknown = self.unknown(L, C)
         error, freedom = inference.robust(L) if errors == ROBUST else inference.errors(L)
-        own, variance = inference.own(L)
+        own, variance = inference.own(L, not unknown.any())
         moved = np.where(unknown, np.nan, 0.0)
         if self.inner.intercept:
             moved[-1] += shift
@@ -265,6 +267,7 @@ class _Fit(NamedTuple):
             np.sqrt(np.maximum(variance, 0.0)) + 0 * moved,
             rest,
             self.said(chosen, errors, [n for n, bad in zip(names, unknown, strict=True) if bad]),
+            self.kind,
         )
 
     @property
@@ -284,9 +287,14 @@ class _Fit(NamedTuple):
         """Say which model it is, who chose it, and what to be careful about."""
         fixed = self.kind in (FIXED, STRATIFIED)
         what = SAID[self.kind if self.inner.summed or not fixed else BASELINES]
-        said = f"{what}{', chosen by evidence' if chosen else ''}; {SAID[errors]}."
+        given = ", chosen by evidence", ", conditional on that choice by the same rows"
+        before, after = given if chosen else ("", "")
+        said = f"{what}{before}; {SAID[errors]}{after}."
         if self.lost:
-            said += " No estimates: the rows do not tell how far clients differ."
+            said += (
+                " No estimates: columns separate outcomes, or the rows do not tell how far clients "
+                "differ."
+            )
         elif unknown:
             which = ", ".join(unknown[:MOST_NAMED]) + ", …" * (len(unknown) > MOST_NAMED)
             said += f" Not known: {which}. They separate outcomes, or say the same as others."
@@ -324,6 +332,9 @@ def _fitted(
             "coefficients-of-several-outputs",
             "coefficients needs a model of one target: numbers in one column, counts or labels.",
         )
+    # counts that are all 0, whose variances have no unit
+    if inner.intercept and not problem.squared and problem.unit[-1] > NO_COUNTS:
+        raise InputError(NO_LIKELIHOOD, NO_MAXIMUM)
     if kind == STRATIFIED:
         kappa[last] = 0.0
     fit = climbed(problem, None, kappa, groups, TOLERANCE, -np.inf)

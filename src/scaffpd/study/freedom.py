@@ -12,6 +12,9 @@ Q_iCQ_i): the variance is then c·a/b (Hartung & Knapp 2001, without a floor); w
 clients that are alike would be covered in 99 %. Only a/b below the 1 % quantile of χ²/(N − 1), such
 as of one table that is there twice, is no chance, and counts as that.
 
+Of labels and counts x depends on τ, and its estimate with it: as joint likelihood has it (lme4),
+C grows by D J⁻¹ Dᵀ with D_g = ∂x/∂log τ_g and J = −∂² log E/∂(log τ)², by differences.
+
 A client's own coefficients take √τ_g as uniform and integrate over it; with the estimate alone,
 and above all with an estimate of 0, their errors are too small.
 """
@@ -36,7 +39,10 @@ MOST = 3  # deviations that are integrated over, one by one
 MANY = 50  # clients from which on deviations are known well enough
 LITTLE = 0.1  # degrees of freedom of a variance that is all but 0
 TINY = 1e-300
+CLOSE = 1e-3  # nats
 RARE = 0.01  # chance of clients that are more alike than is believed
+STEP = 0.1  # of log τ
+SURE = 0.25  # the least curvature of log E in log τ that is believed
 REACH = 10.0  # standard errors of τ that the integral goes up to
 
 
@@ -77,6 +83,31 @@ class Inference:
         self.slopes, self.lengths, self.known, self.squares = self._asked(L, robust)
         p = len(self.of)
         self.unknown = np.linalg.pinv(self.known, hermitian=True) if p else self.known
+        self.more = np.zeros_like(self.C)
+        alive = [own for own in self.own_groups if point.prior.tau[own].max() > 0]
+        if problem.means and not point.lost and 0 < len(alive) <= MOST:
+            self._join(alive)
+
+    def _join(self, alive: list[Mask]) -> None:
+        """Find what C grows by because τ is estimated."""
+        prior = self.point.prior
+        x = self.point.x + self.point.step
+        moves, slopes = [], []
+        for own in alive:
+            ends = []
+            for step in (STEP, -STEP):
+                tau = np.where(own, prior.tau * np.exp(step), prior.tau)
+                at = replace(prior, tau=tau)
+                point = self.problem.mode(at, x, self.point.question, CLOSE)
+                size, freedom, _ = self.problem.moments(point)
+                slope = [(size - freedom)[0, : len(g)][g].sum() / 2 for g in alive]
+                ends.append((point.x + point.step).flatten().tolist() + slope)
+            change = np.subtract(ends[0], ends[1]) / (2 * STEP)
+            moves.append(change[: len(x)])
+            slopes.append(change[len(x) :])
+        bends, V = np.linalg.eigh(-(np.array(slopes) + np.array(slopes).T) / 2)
+        D = np.array(moves).T @ V
+        self.more = D / np.maximum(bends, SURE) @ D.T
 
     def _asked(self, L: Array, robust: bool) -> tuple[Array, Array, Array, Array]:
         """Ask for all of it; silos show squares alone, which bound tr(C G_g C G_g) from below."""
@@ -140,7 +171,7 @@ class Inference:
         freedom = np.full(len(L), self.rest)
         np.divide(2 * variance**2, spread, out=freedom, where=spread > 0)
         L = L * self.less
-        variance = ((L @ self.C) * L).sum(1)
+        variance = ((L @ (self.C + self.more)) * L).sum(1)
         return np.sqrt(np.maximum(variance, 0.0)), np.clip(freedom, 1.0, self.rest)
 
     def robust(self, L: Array) -> tuple[Array, Array]:
@@ -151,17 +182,20 @@ class Inference:
         variance = self.squares * scale
         return np.sqrt(np.maximum(variance, 0.0)), np.full(len(L), max(N - 1.0, 1.0))
 
-    def own(self, L: Array) -> tuple[Array, Array]:
-        """Return the clients' L u_i and their variances, integrated over the deviations; none of
-        silos, where they stay.
+    def own(self, L: Array, known: bool = True) -> tuple[Array, Array]:
+        """Return the clients' L u_i and their variances, integrated over the deviations: of few
+        clients, where x is known; none of silos, where they stay.
         """
         if not self.here:
             return np.zeros((0, len(L))), np.zeros((0, len(L)))
         mean, variance = plain = self._own(self.point, L)
         few = len(mean) < MANY and len(self.own_groups) <= MOST
-        if few and not self.point.lost:
+        if few and known:
             for g, own in enumerate(self.own_groups):
-                weights, values = zip(*self._over(g, own, L), strict=True)
+                found = list(self._over(g, own, L))
+                if not found:
+                    continue
+                weights, values = zip(*found, strict=True)
                 w = np.exp(np.array(weights) - max(weights))
                 means, variances = np.array(values).swapaxes(0, 1)
                 centre = np.tensordot(w / w.sum(), means, 1)
@@ -179,6 +213,8 @@ class Inference:
             tau = np.where(own, s * s, prior.tau)
             x = point.x + point.step
             point = self.problem.mode(replace(prior, tau=tau), x, point.question)
+            if point.lost:
+                return
             yield point.evidence, self._own(point, L)
 
     def _own(self, point: ModePoint, L: Array) -> tuple[Array, Array]:

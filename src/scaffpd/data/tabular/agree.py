@@ -93,6 +93,15 @@ def encoded_features(schema: Schema) -> list[Feature]:
     return found
 
 
+def of_pairs(schema: Schema) -> set[str]:
+    """Name the products of pairs, and the steps that they are made of."""
+    found = set[str]()
+    for pair in schema.get("pairs", ()):
+        left, right = _indicators(pair["left"]), _indicators(pair["right"])
+        found |= {*left, *right, *(f"{a} × {b}" for a in left for b in right)}
+    return found
+
+
 def _indicators(side: Column) -> list[str]:
     name = side["name"]
     if side["kind"] == CATEGORY:

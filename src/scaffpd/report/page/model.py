@@ -154,7 +154,8 @@ def about_shapes(run: RunRecord) -> str:
     ]
     if first.errors:
         said.append(
-            "Bands: 95 %, from the curvature of the likelihood, with every row counted alike."
+            "Bands: 95 %, from the curvature of the likelihood, with every row counted alike"
+            f"{', ' if run.shapes_said else ''}{run.shapes_said}."
         )
     if first.own:
         most = len(run.clients) > MOST_OWN
@@ -209,6 +210,7 @@ def forest(run: RunRecord) -> Figure | None:
         return None
     aside = vega.beside(12 + 6.3 * max(len(str(row["text"])) for row in rows), "whole > 560")
     title = f"{ratios} ratio" if ratios else f"adds to {run.task.adds_to}"
+    but = " but for pairs" if any(" × " in column for column in known) else ""
     scale: Spec = {"type": "log", "nice": False, "padding": 10} if ratios else LOOSE
     called = [str(row["client"]) for row in rows]
     y = vega.named(called, labelExpr=MIDDLE, labelLimit={"expr": ROOM})
@@ -223,7 +225,7 @@ def forest(run: RunRecord) -> Figure | None:
         "forest",
         "What every column adds",
         f"{_unit(run)} with its 95 % interval; on the grey line a column adds nothing. "
-        f"{_against(run)}This is a model without curves; what it finds need not be causes.",
+        f"{_against(run)}This is a model without curves{but}; what it finds need not be causes.",
         f"{title.capitalize()} of {len(rows)} columns, with intervals.",
         "model",
         {"forest": rows},
@@ -239,7 +241,8 @@ def forest(run: RunRecord) -> Figure | None:
 
 
 def _unit(run: RunRecord) -> str:
-    of = f" of a label against “{brief(run.labels[0])}”" if len(run.labels) > 2 else ""
+    several = len(run.labels) > 2 and not run.task.ordered
+    of = f" of a label against “{brief(run.labels[0])}”" if several else ""
     of = " of a higher category" if run.task.ordered else of
     does = f"multiplies the {run.task.ratios}{of} by," if run.task.ratios else "adds"
     to = "" if run.task.ratios else f" to {run.task.adds_to}"
