@@ -232,6 +232,11 @@ EXTREMES = {
     "small coupling": {"F": 1e-12 * COUPLING},
     "large and small rows": {"F": COUPLING * np.array([[1e12], [1.0], [1e-12]])},
     "large diagonal": {"F": COUPLING, "diagonal": np.full(5, 1e12)},
+    "one weight is held": {
+        "a": np.zeros(5),
+        "F": np.empty((0, 5)),
+        "diagonal": np.array([0.0, 0.0, 0.2, 0.0, 0.0]),
+    },
     "small diagonal": {"F": COUPLING, "diagonal": np.full(5, 1e-12)},
     "large and small diagonal": {"F": COUPLING, "diagonal": np.array([0.0, 1e-6, 1.0, 1e6, 1e12])},
     "more rows than clients": {"F": np.random.default_rng(6).normal(size=(40, 5))},

@@ -175,7 +175,7 @@ def test_clients_without_a_comparable_pair_are_named(place, capsys):
         ran(f"{line} --no-report --out run{splits}", capsys)
         run = RunRecord.read(place / f"run{splits}")
         (said,) = [one for one in cautions(run) if "compared" in one]
-        assert "rows of West can" in said
+        assert "rows of client West can" in said
         assert set(run.joining.by_client) == {"North", "South"}
         assert "of 2 clients clearly" in " ".join(verdict(run))
         assert "joining" in {figure.name for figure in figures(run)}

@@ -53,6 +53,7 @@ SLOW = 3.0
 FAST = 30.0
 SMALLEST = 1e-30
 HIGHEST = 1e30
+LEAST_HOLD = 1e-12  # of the largest w²
 DIGITS = 1e-13  # π/v below which a proximal step on the simplex loses digits of λ
 INNER = 0.1  # error of a proximal point, as a share of its length or of the tolerance
 SHORTEST = 1e-10  # line search
@@ -238,7 +239,9 @@ class _SaddleProblem:
         total = np.asarray(min(max(pi, SMALLEST), HIGHEST))
         if self.held:
             s = v - self.square * (anchor - self.l)
-            total = np.clip(pi + self.square, SMALLEST, HIGHEST)
+            # beside a client that is held far more a weight would have no digits
+            least = max(SMALLEST, LEAST_HOLD * float(np.maximum.reduce(self.square)))
+            total = np.clip(pi + self.square, least, HIGHEST)
         if not np.maximum.reduce(np.abs(s)) <= LARGEST:
             return None
         step = self.objective._prox_step(s, anchor, 1 / total)

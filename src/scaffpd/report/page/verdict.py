@@ -158,7 +158,8 @@ def cautions(run: RunRecord) -> list[str]:
             c for c in run.clients if c not in (run.joining.by_client if run.joining else known)
         ]
         if none:
-            found.append(run.task.unscored.format(f"{plural(run.word)} {', '.join(none)}"))
+            word = run.word if len(none) == 1 else plural(run.word)
+            found.append(run.task.unscored.format(f"{word} {', '.join(none)}"))
     if run.privacy is not None:
         found += [SEEDED] if run.privacy.seeded else []
         found.append(NOT_COVERED if run.privacy.scored else SENT)
