@@ -153,7 +153,8 @@ class MinimaxMethod(Algorithm[Proven], Generic[Proven]):
         errors = rounding[0], short.errors * rounding[1]
         size = length(c, short.factors)
         found = certify(self.objective, losses, weights, size, constants.strong_convexity, errors)
-        if H is None or found.gap <= 2 * found.floor < math.inf:
+        known = bool(np.isfinite(rounding).all())
+        if H is None or not known or found.gap <= 2 * found.floor < math.inf:
             return found
         mass = float(weights.sum()) if self.objective.simplex else 1.0
         g = c.double().cpu().numpy() / mass
